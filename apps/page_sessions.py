@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 import riffle_spark
 
 GAP_MS = 30 * 60 * 1_000
-USER_STEP = 1 << 42  # more than any time in ms: keeps users apart in one running maximum
+USER_STEP = 1 << 42  # more than any time in ms, so that users are separate in one running maximum
 SESSION = [("start_ms", pa.int64()), ("last_ms", pa.int64()), ("views", pa.int64())]
 STATE = pa.schema(SESSION)
 OUTPUT = pa.schema([("user_id", pa.string()), *SESSION])

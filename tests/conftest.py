@@ -1,4 +1,4 @@
-"""What every test shares: one Spark, one Python, one address; fast tests first."""
+"""All tests share one Spark, one Python and one address. Fast tests run first."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell"
-# Python workers, and the jobs that tests start, find the packages of this checkout.
+# Python workers and child processes of tests import the packages of this checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
 register_profiles()
 pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
 IS_SPARK_35 = metadata.version("pyspark").startswith("3.5.")
 SLOW_MARKS = ("cluster", "spark", "long")
-"""In the order in which they run. Tests on clusters wait much, so others run beside them."""
+"""The order of slow tests. Cluster tests mostly wait, so other tests run at the same time."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Iterator[None]:
-    """Mark the cases of a test as long that are not in its sample. Here all cases are known, whatever is selected."""
+    """Mark the cases of a test that are not in its sample as long. At this point all cases are known."""
     made = yield
     if isinstance(made, list) and made and isinstance(made[0], pytest.Function):
         mark_sample(made)
@@ -59,10 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude modules and tests from garbage collection: they stay, and each collection would look at all of them.
+    """Exclude modules and tests from garbage collection, because they stay and slow down each collection.
 
-    Python's own first threshold of 700 objects is for programs with few. Here it costs a quarter of the time of tests
-    that parse all sources.
+    Python's default threshold of 700 objects costs a quarter of the time of tests that parse all sources.
     """
     gc.collect()
     gc.freeze()
@@ -71,7 +70,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InOrder:
-    """Keep that order where several processes share the tests."""
+    """Run tests in this order if several processes share them."""
     return InOrder(config, log)
 
 
@@ -102,7 +101,7 @@ def _half_full_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _closed_copies() -> Iterator[None]:
-    """Close the local files that a test leaves open. Each later batch of this process would look at all of them."""
+    """Close the local files that a test leaves open, because later batches of the process would check all of them."""
     yield
     if part_files := sys.modules.get("riffle_spark.state.copies.part_files"):
         for path in list(part_files._files):  # private: a process of an executor opens files of one member alone
@@ -111,7 +110,7 @@ def _closed_copies() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_session() -> Iterator[SharedSession]:
-    """What keeps Spark sessions; ``stop`` it before you start one of your own."""
+    """Return the holder of Spark sessions. Call ``stop`` before starting another session."""
     shared = SharedSession()
     yield shared
     shared.stop()
@@ -119,13 +118,13 @@ def shared_session() -> Iterator[SharedSession]:
 
 @pytest.fixture(scope="module")
 def master(request: pytest.FixtureRequest) -> str:
-    """Where a module's session runs; a module with a cluster of its own overrides it."""
+    """Return the master of a module's session. A module with its own cluster overrides this fixture."""
     return kind_of(request.module).master
 
 
 @pytest.fixture(scope="module")
 def spark(request: pytest.FixtureRequest, master: str, shared_session: SharedSession) -> Iterator[SparkSession]:
-    """Return a session as the module's ``MASTER`` and ``CONF`` say; other modules use it before and after."""
+    """Return a session with the module's ``MASTER`` and ``CONF``. Other modules share it."""
     session = shared_session.of(kind_of(request.module)._replace(master=master))
     conf = conf_of(session)
     for name, value in runtime_conf(request.module).items():
@@ -138,20 +137,20 @@ def spark(request: pytest.FixtureRequest, master: str, shared_session: SharedSes
 
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """A real broker; make topics with ``create_topic`` under names of your own."""
+    """Start a Kafka broker. Create topics with ``create_topic`` under names of your test."""
     with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real S3 server with one bucket; use a prefix of your own."""
+    """Start an S3 server with one bucket. Use a prefix of your test."""
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """A standalone master and three workers on hosts of their own; a module's own, since tests kill workers."""
+    """Start a standalone cluster with a master and three workers per module, because tests kill workers."""
     with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster

@@ -1,4 +1,4 @@
-"""Garbage is collected less often within a block, and as before afterwards."""
+"""`collect_garbage_rarely` raises the thresholds of garbage collection within a block and restores them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _thresholds() -> Iterator[None]:
 
 
 def test_overlapping_blocks_leave_the_usual_thresholds() -> None:
-    """Two drivers of one process run batches at the same time, and end them in the order in which they started them."""
+    """If two drivers of one process overlap, the usual thresholds are restored when both have ended."""
     first = collect_garbage_rarely()
     second = collect_garbage_rarely()
     first.__enter__()
@@ -32,7 +32,7 @@ def test_overlapping_blocks_leave_the_usual_thresholds() -> None:
 
 
 def test_higher_thresholds_and_none_are_kept() -> None:
-    """A process that collects even less often, or never, is left alone."""
+    """Thresholds that are already higher, or zero, are not changed."""
     for thresholds in ((50_000, 200, 10), (0, 200, 10)):
         gc.set_threshold(*thresholds)
         with collect_garbage_rarely():
@@ -41,7 +41,7 @@ def test_higher_thresholds_and_none_are_kept() -> None:
 
 
 def test_thresholds_that_a_block_sets_are_kept() -> None:
-    """A user's function may set its own."""
+    """Thresholds that a user function sets within the block are kept."""
     with collect_garbage_rarely():
         gc.set_threshold(900, 9, 9)
     assert gc.get_threshold() == (900, 9, 9)

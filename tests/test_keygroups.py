@@ -1,4 +1,4 @@
-"""Key-groups without Spark: the published vectors, the SQL text, ranges and slot numbers."""
+"""Key-groups in Python match the published test vectors, and slots get the slot numbers of their partitions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REFUSED = [
 
 
 def array_of(column: dict[str, object]) -> pa.Array:
-    """Return the one value of a vector's column as Spark would hand it over."""
+    """Return the value of a vector's column as an Arrow array, as Spark would pass it."""
     kind = str(column["type"])
     value = column["value"]
     if kind.startswith("decimal"):
@@ -82,7 +82,7 @@ def described(vector: dict[str, list[dict[str, object]]]) -> str:
 
 @pytest.mark.parametrize("vector", VECTORS, ids=described)
 def test_published_vector_holds(vector: dict[str, Any]) -> None:
-    """Every published vector is what Python computes."""
+    """Python computes the hash and key-group of every published vector."""
     columns = [array_of(column) for column in vector["columns"]]
     assert key_hashes(columns).view(np.int64).tolist() == [int(vector["xxhash64"])]
     assert key_groups(columns, 128).tolist() == [vector["key_group_of_128"]]
@@ -90,7 +90,7 @@ def test_published_vector_holds(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS, ids=described)
 def test_published_bytes_give_the_published_hash(vector: dict[str, Any]) -> None:
-    """XXH64 over the published bytes alone, column after column, gives the published hash."""
+    """XXH64 over the published bytes, column after column, is the published hash."""
     seed = 42
     for column in vector["columns"]:
         if column["hashed"] is not None:
@@ -99,7 +99,7 @@ def test_published_bytes_give_the_published_hash(vector: dict[str, Any]) -> None
 
 
 def test_document_shows_vectors_that_exist() -> None:
-    """Each line of the table in the document is one of the published vectors."""
+    """Each line of the table in key-groups.md is one of the published vectors."""
     published = {(described(vector), vector["xxhash64"], str(vector["key_group_of_128"])) for vector in VECTORS}
     section = DOCUMENT.read_text().split("## Test vectors")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
@@ -110,7 +110,7 @@ def test_document_shows_vectors_that_exist() -> None:
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=90)), min_size=1, max_size=40), st.integers(0, 2**64 - 1))
 def test_bytes_of_any_length_hash_as_the_reference_does(values: list[bytes | None], first: int) -> None:
-    """Text and bytes of every length hash as the reference XXH64, each row with its own seed, in slices too."""
+    """Property: bytes of any length hash as the reference XXH64 does, with a seed per row, also in slices."""
     seeds = [None if index % 3 == 0 else (first + index) % 2**63 for index in range(len(values))]
     array = pa.array(values, pa.binary())
     longs = pa.array(seeds, pa.int64())
@@ -123,7 +123,7 @@ def test_bytes_of_any_length_hash_as_the_reference_does(values: list[bytes | Non
 
 
 def test_chunks_and_wide_or_narrow_offsets_do_not_matter() -> None:
-    """A column hashes alike whatever Arrow layout holds its values."""
+    """A column has the same hashes in every Arrow layout."""
     values = ["a", None, "Zürich", "", "x" * 50]
     chunked = pa.chunked_array([pa.array(values[:2]), pa.array(values[2:])])
     layouts = [pa.array(values), pa.array(values, pa.large_string()), chunked]
@@ -134,7 +134,7 @@ def test_chunks_and_wide_or_narrow_offsets_do_not_matter() -> None:
 
 
 def test_key_groups_stay_below_their_total() -> None:
-    """Whatever the total, hashes of both signs land in 0 to total - 1, and all key-groups get some keys."""
+    """For any total, key-groups are from 0 to total - 1, and each gets some keys."""
     numbers = pa.array(range(20_000))
     for total in (1, 2, 128, 1000):
         assert set(key_groups([numbers], total).tolist()) == set(range(total))
@@ -143,7 +143,7 @@ def test_key_groups_stay_below_their_total() -> None:
 
 @pytest.mark.parametrize("kind", REFUSED, ids=str)
 def test_unsupported_key_type_is_refused(kind: pa.DataType) -> None:
-    """A type that Spark cannot group by, or does not have, is an error that names the column."""
+    """A type that Spark cannot group by, or does not have, is refused with the name of the column."""
     with pytest.raises(ConfigError, match="RIFFLE-0119"):
         check_key_type("user_id", kind)
     with pytest.raises(ConfigError):
@@ -152,18 +152,18 @@ def test_unsupported_key_type_is_refused(kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("total", [0, -1, 32_769, True, 2.0, "128"])
 def test_impossible_total_is_refused(total: Any) -> None:
-    """A total outside 1 to 32,768, or no whole number, is an error that says the range."""
+    """A total that is not an integer from 1 to 32,768 is refused with that range."""
     with pytest.raises(ConfigError, match="RIFFLE-0118"):
         check_total(total)
 
 
 def test_names_are_quoted() -> None:
-    """Column names reach Spark as identifiers, whatever they contain."""
+    """Column names are quoted in the SQL expression, whatever they contain."""
     assert spark_expression(["a", "b`c", "d.e"], 128) == "cast(pmod(xxhash64(`a`, `b``c`, `d.e`), 128L) as int)"
 
 
 def test_slot_numbers_land_on_their_partition() -> None:
-    """The i-th of n slot numbers is the smallest that hash partitioning sends to partition i."""
+    """The i-th slot number is the smallest that hash partitioning sends to partition i."""
     for count in (1, 2, 3, 12, 100, 1024):
         numbers = slot_numbers(count)
         assert (murmur3_int(np.array(numbers)) % count).tolist() == list(range(count))
@@ -173,13 +173,13 @@ def test_slot_numbers_land_on_their_partition() -> None:
 
 
 def test_warns_of_few_key_groups() -> None:
-    """Fewer than four key-groups a slot give a sentence with a number that helps."""
+    """Fewer than four key-groups per slot cause a warning with a better number."""
     assert few_key_groups_warning(128, 32) is None
     assert "132" in (few_key_groups_warning(128, 33) or "")
 
 
 def test_a_fraction_is_no_key_of_a_column_of_integers() -> None:
-    """pyarrow would round it, and the key-group would be that of another key."""
+    """A fraction as the key of an integer column is refused. Rounding would give another key's key-group."""
     assert key_column(1, pa.int64()).to_pylist() == [1]
     with pytest.raises(ValueError, match=r"1\.5"):
         key_column(1.5, pa.int64())

@@ -1,4 +1,4 @@
-"""Key-groups against Spark itself: what the JVM computes is what Python computes."""
+"""Python computes the same key-groups as Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ YEAR_10000_US = 253_402_300_800_000_000
 
 
 def decimals(precision: int, scale: int) -> st.SearchStrategy[object]:
-    """Draw decimals of up to ``precision`` digits, few or many."""
+    """Draw decimals of one to ``precision`` digits."""
     digits = st.integers(1, precision).flatmap(lambda n: st.integers(-(10**n) + 1, 10**n - 1))
     return digits.map(lambda n: Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -scale)))
 
@@ -58,7 +58,7 @@ KEY_TYPES: dict[pa.DataType, st.SearchStrategy[object]] = {
 
 @pytest.fixture(scope="module")
 def keys() -> pa.Table:
-    """Draw a few hundred rows with a column of every key type, nulls in each, under names that need quoting."""
+    """Draw 300 rows with a column of every key type and with nulls, under names that need quotes."""
     rows: list[tuple[object, ...]] = []
 
     @settings(derandomize=True, max_examples=300, database=None, deadline=None)
@@ -76,14 +76,14 @@ def keys() -> pa.Table:
 
 
 def in_spark(spark: SparkSession, table: pa.Table, expressions: list[str]) -> list[list[int]]:
-    """Return what the JVM computes for each expression over the table's rows."""
+    """Return what Spark computes for each expression over the rows of the table."""
     named = [f"{text} as r{index}" for index, text in enumerate(expressions)]
     rows = frame_of_table(spark, table).selectExpr(*named).collect()
     return [list(column) for column in zip(*rows, strict=True)]
 
 
 def test_published_vectors_hold_in_spark(spark: SparkSession) -> None:
-    """Every published vector is what Spark SQL computes from its literals."""
+    """Spark SQL computes the hash and key-group of every published vector."""
     vectors = [v for v in VECTORS if [int(part) for part in v.get("since_spark", "3.5").split(".")] <= VERSION]
     assert len(vectors) > 100
     hashes = ["xxhash64(" + ", ".join(column["sql"] for column in vector["columns"]) + ")" for vector in vectors]
@@ -94,7 +94,7 @@ def test_published_vectors_hold_in_spark(spark: SparkSession) -> None:
 
 
 def test_hash_of_every_type_and_pair_of_types_is_sparks(spark: SparkSession, keys: pa.Table) -> None:
-    """Keys of one or two columns of any types, nulls included, hash in Python as in Spark."""
+    """Python hashes keys of one or two columns of all types, with nulls, as Spark does."""
     names = keys.column_names
     chosen = [(name,) for name in names] + list(itertools.pairwise([*names, names[0], *names[::3], *names[::-4]]))
     quoted = [
@@ -108,7 +108,7 @@ def test_hash_of_every_type_and_pair_of_types_is_sparks(spark: SparkSession, key
 @pytest.mark.parametrize("total", [1, 7, 128, 32_768])
 @pytest.mark.sample(step=3)
 def test_key_group_of_a_composite_key_is_sparks(spark: SparkSession, keys: pa.Table, total: int) -> None:
-    """The SQL text that routes rows gives the key-groups that Python computes, for keys of many columns."""
+    """For keys of many columns, Spark's key-groups from the SQL expression are those of Python."""
     names = keys.column_names
     chosen = [names, names[::-1], names[::2], names[1:5]]
     answers = in_spark(spark, keys, [spark_expression(names_chosen, total) for names_chosen in chosen])
@@ -117,7 +117,7 @@ def test_key_group_of_a_composite_key_is_sparks(spark: SparkSession, keys: pa.Ta
 
 
 def test_murmur3_is_sparks_hash_of_an_int(spark: SparkSession) -> None:
-    """Python's Murmur3 is Spark's ``hash(int)``, small and negative and extreme numbers alike."""
+    """Python's Murmur3 equals Spark's ``hash(int)`` for small, negative and extreme numbers."""
     numbers = np.array([*range(-300, 3000), 2**31 - 1, -(2**31)], dtype=np.int32)
     (expected,) = in_spark(spark, pa.table({"n": numbers}), ["hash(n)"])
     assert murmur3_int(numbers).tolist() == expected
@@ -126,7 +126,7 @@ def test_murmur3_is_sparks_hash_of_an_int(spark: SparkSession) -> None:
 @pytest.mark.parametrize("count", [1, 2, 12, 96, 1024])
 @pytest.mark.sample(step=3)
 def test_slot_numbers_land_on_their_partition_in_spark(spark: SparkSession, count: int) -> None:
-    """The i-th slot number is in partition i after Spark's own repartition by slot."""
+    """Spark's repartition by slot sends the i-th slot number to partition i."""
     table = pa.table({"slot": pa.array(slot_numbers(count), pa.int32())})
     frame = frame_of_table(spark, table)
     expected = in_spark(spark, table, [f"pmod(hash(slot), {count})"])

@@ -1,4 +1,4 @@
-"""Each optional package that is missing is named, with its extra, before a query starts: never in a running one."""
+"""A missing optional package is reported with its install command before a query starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ else:
 
 
 def without(package: str, code: str) -> str:
-    """Run code in a Python that cannot import a package; return what it prints."""
+    """Run code in a Python that cannot import a package. Return its output."""
     paths = os.pathsep.join(path for path in (str(CHECKOUT), *sys.path) if path)
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN.format(package=package) + code],
@@ -57,7 +57,7 @@ def without(package: str, code: str) -> str:
 )
 @pytest.mark.parametrize("requirement", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])
 def test_a_setting_that_needs_scipy_is_refused_where_it_is_made(setting: str, value: str, requirement: str) -> None:
-    """Also where it is changed while a query runs; else the query would end with its first assignment by it."""
+    """A setting that needs SciPy is refused without it, at construction and when a running query changes it."""
     call = requirement.format(setting, value)
     message = without("scipy", "from riffle_spark.settings import Settings\n" + REFUSED.format(call=call))
     where, problem, remedy = message.split("|")
@@ -67,14 +67,14 @@ def test_a_setting_that_needs_scipy_is_refused_where_it_is_made(setting: str, va
 
 
 def test_settings_that_need_no_scipy_are_accepted_without_it() -> None:
-    """Racks are off by default."""
+    """Settings that do not need SciPy are accepted without it."""
     code = "from riffle_spark.settings import Settings\n" + REFUSED.format(call="Settings(num_standbys=1)")
     assert without("scipy", code) == "accepted\n"
 
 
 @pytest.mark.parametrize(("assigns", "outcome"), [(False, "accepted"), (True, "needs scipy.optimize")])
 def test_a_command_that_assigns_nothing_runs_without_scipy(tmp_path: Path, assigns: bool, outcome: str) -> None:
-    """`riffle verify` reads the settings of the store from a file that also names a strategy for racks."""
+    """`riffle verify` reads a settings file with a rack strategy without SciPy, because it computes no assignment."""
     file = tmp_path / "riffle.toml"
     file.write_text('rack_aware_assignment_strategy = "min_cost"\n')
     code = f"""
@@ -91,7 +91,7 @@ except click.UsageError as error:
 
 
 def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
-    """The check refuses nothing that works."""
+    """With SciPy installed the rack strategy is accepted."""
     assert Settings(rack_aware_assignment_strategy="min_cost").rack_aware_assignment_strategy == "min_cost"
 
 
@@ -123,7 +123,7 @@ def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
 def test_other_optional_packages_are_named_before_they_are_used(
     package: str, prepared: str, call: str, requirement: str
 ) -> None:
-    """Keys are made and functions are planned before the first batch or row."""
+    """Each other missing package is reported when keys are created or functions are planned."""
     message = without(package, prepared + "\n" + REFUSED.format(call=call))
     assert f"pip install '{requirement}'" in message
 
@@ -131,7 +131,7 @@ def test_other_optional_packages_are_named_before_they_are_used(
 @pytest.mark.parametrize("package", ["scipy", "datasketches", "cryptography", "rich", "matplotlib", "pandas"])
 @pytest.mark.sample(step=3)
 def test_the_package_can_be_imported_without_any_optional_one(package: str) -> None:
-    """No module that a query without these needs imports one of them."""
+    """riffle_spark can be imported without any optional package."""
     names = "Settings, Stateful, aggregate, count, on, sum_, together"
     assert without(package, f"from riffle_spark import {names}\nprint('imported')") == "imported\n"
 
@@ -139,7 +139,7 @@ def test_the_package_can_be_imported_without_any_optional_one(package: str) -> N
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_driver_without_pandas_is_told_what_to_install() -> None:
-    """PySpark needs pandas for every function on Arrow tables: a job and a wrapped stream say so before a batch."""
+    """Without pandas, which PySpark needs for Arrow functions, jobs and wrapped streams are refused."""
     code = """
 from pyspark.sql import SparkSession
 import riffle_spark as riffle

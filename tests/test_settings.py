@@ -1,4 +1,4 @@
-"""Settings: precedence, ranges, and errors that name the setting and its source."""
+"""Settings have a precedence of sources, allowed ranges, and errors that name the setting and its source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from riffle_spark.settings import LIVE, SETTING_LINES, Settings, from_sources, s
 
 
 def settings_of(**values: Any) -> Settings:
-    """Return settings of values whose type only the constructor checks."""
+    """Return settings with values that only the constructor checks."""
     return Settings(**values)
 
 
@@ -43,13 +43,13 @@ def test_code_overrides_conf_and_conf_overrides_a_file(tmp_path: Path) -> None:
 
 
 def test_an_explicit_default_overrides_other_sources_also_after_pickling() -> None:
-    """Spark Connect sends settings as pickles."""
+    """A default that is passed explicitly overrides other sources, also after pickling, as with Spark Connect."""
     explicit = pickle.loads(pickle.dumps(Settings(num_standbys=0)))
     assert from_sources(explicit, {"spark.riffle.num_standbys": "2"}).num_standbys == 0
 
 
 def test_but_keeps_what_is_explicit() -> None:
-    """Only settings that were passed or changed override other sources."""
+    """`but` keeps explicit settings explicit: only they and changed ones override other sources."""
     changed = Settings(num_standbys=0, retained_versions=9).but(retained_versions=7, key_groups=16)
     settings = from_sources(changed, {"spark.riffle.num_standbys": "2", "spark.riffle.batch_attempts": "3"})
     values = (settings.num_standbys, settings.retained_versions, settings.key_groups, settings.batch_attempts)
@@ -60,7 +60,7 @@ def test_but_keeps_what_is_explicit() -> None:
 
 @pytest.mark.parametrize("name", SETTING_LINES)
 def test_the_declaration_of_a_setting_is_consistent(name: str) -> None:
-    """The default in the docs parses to the default, the example is allowed, and a live setting is not fixed."""
+    """The documented default parses to the default, the example is allowed, and a live setting is not fixed."""
     line = SETTING_LINES[name]
     documented = line.allowed.written(line.default)
     assert getattr(settings_of(**{name: documented}), name) == getattr(Settings(), name) == line.default
@@ -77,7 +77,7 @@ def test_the_declaration_of_a_setting_is_consistent(name: str) -> None:
     ("number", "text"), [(0, "0 s"), (0.25, "250 ms"), (1.5, "1500 ms"), (60, "1 min"), (129_600, "36 h")]
 )
 def test_durations_are_parsed_and_formatted_with_their_unit(number: float, text: str) -> None:
-    """The unit is the largest one that gives an integer."""
+    """A duration is formatted with the largest unit that gives an integer."""
     assert seconds(0).written(number) == text
     assert seconds(0)(text) == number
 
@@ -92,7 +92,7 @@ def test_durations_are_parsed_and_formatted_with_their_unit(number: float, text:
     ],
 )
 def test_pairs_can_be_text_a_list_a_table_or_pairs(value: object) -> None:
-    """All forms give the same pairs in the same order."""
+    """All forms of pairs give the same pairs in the same order."""
     assert settings_of(member_racks=value).member_racks == (("10.0.1.*", "a"), ("host-?", "b"))
 
 
@@ -100,7 +100,7 @@ def test_pairs_can_be_text_a_list_a_table_or_pairs(value: object) -> None:
     "value", ["zone=a, zone=b, disk=ssd", ["zone=a", "zone=b", "disk=ssd"], {"zone": ["a", "b"], "disk": "ssd"}]
 )
 def test_values_by_tag_can_be_text_a_list_or_a_table(value: object) -> None:
-    """All forms give the same values, and they survive JSON."""
+    """All forms give the same values, also after a round trip through JSON."""
     by_tag = settings_of(forced_awareness=value).forced_awareness
     assert by_tag == (("zone", ("a", "b")), ("disk", ("ssd",)))
     assert settings_of(forced_awareness=json.loads(json.dumps(by_tag))).forced_awareness == by_tag
@@ -139,7 +139,7 @@ def test_values_by_tag_can_be_text_a_list_or_a_table(value: object) -> None:
     ],
 )
 def test_a_wrong_value_is_refused(name: str, value: object) -> None:
-    """The message names the setting, the value and the place to correct."""
+    """The error names the setting, the value and the place to correct."""
     with pytest.raises(ConfigError, match="RIFFLE-0249") as refused:
         settings_of(**{name: value})
     assert f"{name} = {value!r}" in refused.value.problem
@@ -147,7 +147,7 @@ def test_a_wrong_value_is_refused(name: str, value: object) -> None:
 
 
 def test_a_wrong_value_names_its_source(tmp_path: Path) -> None:
-    """A value in a file or in the Spark configuration is corrected there."""
+    """The error of a value in a file or in the Spark configuration names that source."""
     with pytest.raises(ConfigError, match=r"riffle\.toml"):
         from_sources(None, {}, toml_file(tmp_path, "retained_versions = 1\n"))
     with pytest.raises(ConfigError, match=r"spark\.riffle\.retained_versions"):
@@ -156,7 +156,7 @@ def test_a_wrong_value_names_its_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["encryption_keys", "s3_kms_key", "s3_endpoint"])
 def test_an_empty_variable_switches_no_key_off(tmp_path: Path, name: str) -> None:
-    """``None`` means not set. Empty text may be an unset variable, so it is refused."""
+    """An empty text is refused for settings of keys, because it may be an unset variable. ``None`` means not set."""
     assert getattr(settings_of(**{name: None}), name) is None
     with pytest.raises(ConfigError, match=rf"spark\.riffle\.{name}"):
         from_sources(None, {f"spark.riffle.{name}": ""}, toml_file(tmp_path, f'{name} = "file:/keys"\n'))
@@ -175,7 +175,7 @@ UNKNOWN: list[Callable[[Path], object]] = [
 def test_an_unknown_setting_is_refused_with_the_nearest_name(
     tmp_path: Path, read_settings: Callable[[Path], object]
 ) -> None:
-    """From each source."""
+    """An unknown setting from any source is refused with the nearest name."""
     with pytest.raises(ConfigError, match="RIFFLE-0480") as refused:
         read_settings(tmp_path)
     assert "'num_standbys'" in refused.value.remedy
@@ -183,14 +183,14 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(
 
 @pytest.mark.parametrize("name", ["cls", "self"])
 def test_pythons_own_names_are_unknown_settings(name: str) -> None:
-    """They do not collide with parameters."""
+    """``cls`` and ``self`` are refused as unknown settings, and do not collide with parameters."""
     with pytest.raises(ConfigError, match="RIFFLE-0480"):
         Settings().but(**{name: 1})
 
 
 @pytest.mark.parametrize("text", ["num_standbys = 1\n[riffle]\nkey_groups = 16\n", "riffle = 3\n"])
 def test_settings_outside_the_table_are_refused(tmp_path: Path, text: str) -> None:
-    """They would be ignored. Other programs' names may be there."""
+    """Settings outside of the table ``[riffle]`` are refused if the table exists. Other programs' names are allowed."""
     with pytest.raises(ConfigError, match="RIFFLE-0251"):
         from_sources(None, {}, toml_file(tmp_path, text))
     mixed = toml_file(tmp_path, 'other = 1\n[tool]\nname = "x"\n[riffle]\nkey_groups = 16\n')
@@ -198,20 +198,20 @@ def test_settings_outside_the_table_are_refused(tmp_path: Path, text: str) -> No
 
 
 def test_a_conf_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    """``spark.riffle.conf_file`` names it explicitly."""
+    """A file that ``spark.riffle.conf_file`` names must exist."""
     with pytest.raises(ConfigError, match=r"missing\.toml"):
         from_sources(None, {"spark.riffle.conf_file": str(tmp_path / "missing.toml")})
 
 
 def test_a_probing_interval_below_a_minute_causes_a_warning() -> None:
-    """The value is accepted, because tests need it."""
+    """A probing interval below a minute is accepted with a warning, because tests need it."""
     assert short_interval_warnings(settings_of(probing_rebalance_interval="1 min")) == ()
     (warning,) = short_interval_warnings(settings_of(probing_rebalance_interval="59 s"))
     assert warning.startswith("[RIFFLE-0950] probing_rebalance_interval = 59 s")
 
 
 def test_marks_of_disk_and_memory_are_between_the_limit_and_one() -> None:
-    """Each is a fixed share of the rest above the limit."""
+    """The higher limits of disk and memory are between the configured limit and one."""
     settings = Settings()
     assert (settings.local_disk_high, settings.local_disk_flood, settings.local_memory_high) == (0.9, 0.95, 0.95)
     early = Settings(local_disk_limit=0.6, local_memory_limit=0.6)
@@ -220,7 +220,7 @@ def test_marks_of_disk_and_memory_are_between_the_limit_and_one() -> None:
 
 
 def test_removed_settings_are_refused_with_their_replacements(tmp_path: Path) -> None:
-    """All removed settings of a source are named at once."""
+    """All removed settings of a source are refused in one error with their replacements."""
     values = dict.fromkeys(REMOVED, 1)
     file = toml_file(tmp_path, "".join(f"{name} = 1\n" for name in values))
     sources: list[Callable[[], object]] = [
@@ -237,7 +237,7 @@ def test_removed_settings_are_refused_with_their_replacements(tmp_path: Path) ->
 
 
 def test_replacements_name_settings_that_exist() -> None:
-    """No setting is both removed and present."""
+    """The replacements of removed settings are existing settings, and no setting is both removed and present."""
     assert not REMOVED.keys() & SETTING_LINES.keys()
     fields_of_assignors = {field.name for field in fields(AssignSettings)}
     other_names = {"topic", "partition", "Task.weight", "withColumnRenamed", "RIFFLE_RACK", "conf/spark-env.sh"}
@@ -247,13 +247,13 @@ def test_replacements_name_settings_that_exist() -> None:
 
 
 def test_names_of_other_systems_are_synonyms() -> None:
-    """KIP-925 has `balanced_min_cost` for its second algorithm, Kafka `min_traffic` for its first."""
+    """Strategy names of KIP-925 and Kafka are accepted as synonyms."""
     for name, strategy in (("balanced_min_cost", "balance_subtopology"), ("min_traffic", "min_cost"), ("NONE", "none")):
         assert Settings(rack_aware_assignment_strategy=name).rack_aware_assignment_strategy == strategy
 
 
 def test_the_signature_shows_what_the_constructor_accepts() -> None:
-    """``help()`` and editors show each setting with its types as users write them, and its default."""
+    """``help()`` and editors show each setting with its accepted types and its default."""
     parameters = inspect.signature(Settings).parameters
     assert list(parameters) == list(SETTING_LINES)
     assert str(parameters["retained_for"]) == "retained_for: float | str = 3600.0"

@@ -1,4 +1,4 @@
-"""The installed Spark as its files describe it, and the connectors that fit it."""
+"""The installed Spark is read from its files, and gets connectors with fitting versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from riffle_spark.spark_installation import SparkInstallation, find_spark, pytho
 
 
 def installed(folder: Path, version: str, *jars: str) -> SparkInstallation:
-    """Read a PySpark with these jars."""
+    """Create a PySpark folder with these jars and read it."""
     (folder / "jars").mkdir(parents=True)
     for jar in jars:
         (folder / "jars" / f"{jar}.jar").write_text("")
@@ -36,14 +36,14 @@ def installed(folder: Path, version: str, *jars: str) -> SparkInstallation:
 def test_connectors_have_the_versions_of_the_jars(
     tmp_path: Path, version: str, core: str, hadoop: str, kafka: str, s3a: str
 ) -> None:
-    """Scala's too. A vendor's release is replaced by the one that it is built on."""
+    """Connectors have the versions of Spark, Scala and Hadoop in the jars, without a vendor's suffix."""
     spark = installed(tmp_path, version, f"spark-core_{core}", f"hadoop-client-api-{hadoop}", "scala-library-2.13.16")
     assert spark.kafka_connector == f"org.apache.spark:spark-sql-kafka-0-10_{kafka}"
     assert spark.hadoop_aws == f"org.apache.hadoop:hadoop-aws:{s3a}"
 
 
 def test_jars_below_spark_home_count_before_those_of_pyspark(tmp_path: Path) -> None:
-    """PySpark starts them."""
+    """The jars below SPARK_HOME override those of PySpark, because PySpark starts them."""
     installed(tmp_path / "pyspark", "4.0.5", "spark-core_2.13-4.0.5")
     installed(tmp_path / "home", "3.5.1", "spark-core_2.12-3.5.1", "spark-sql-kafka-0-10_2.12-3.5.1")
     spark = read_spark(tmp_path / "pyspark", str(tmp_path / "home"))
@@ -53,7 +53,7 @@ def test_jars_below_spark_home_count_before_those_of_pyspark(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("package", ["streaming", "streaming.checkpointing"])
 def test_the_class_that_renames_checkpoint_files_is_found_in_sparks_jar(tmp_path: Path, package: str) -> None:
-    """It has another package since Spark 4.1."""
+    """The class that renames checkpoint files is found in Spark's jar, also in its new package since Spark 4.1."""
     name = f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
     spark = installed(tmp_path, "4.0.5", "spark-sql-api_2.13-4.0.5", "spark-sql_2.13-4.0.5")
     with zipfile.ZipFile(tmp_path / "jars" / "spark-sql_2.13-4.0.5.jar", "w") as jar:
@@ -64,7 +64,7 @@ def test_the_class_that_renames_checkpoint_files_is_found_in_sparks_jar(tmp_path
 
 
 def test_a_jar_that_is_damaged_or_lacks_the_class_gives_none(tmp_path: Path) -> None:
-    """Spark then uses its default."""
+    """Without the class, or with a damaged jar, there is no such class, and Spark uses its default."""
     assert not installed(tmp_path / "damaged", "4.0.5", "spark-sql_2.13-4.0.5").renaming_checkpoint_manager
     assert not installed(tmp_path / "without", "4.0.5").renaming_checkpoint_manager
     spark = installed(tmp_path / "lacking", "4.0.5", "spark-sql_2.13-4.0.5")
@@ -75,7 +75,7 @@ def test_a_jar_that_is_damaged_or_lacks_the_class_gives_none(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("version", "scala"), [("3.5.4", "2.12"), ("4.1.0", "2.13")])
 def test_without_jars_the_version_is_pysparks(tmp_path: Path, version: str, scala: str) -> None:
-    """As with Spark Connect. The version of Hadoop is unknown then."""
+    """Without jars, as with Spark Connect, the version is that of PySpark, and the version of Hadoop is unknown."""
     spark = installed(tmp_path, version)
     assert (spark.version, spark.scala, spark.hadoop, spark.hadoop_aws) == (version, scala, "", "")
 
@@ -100,19 +100,19 @@ def test_without_jars_the_version_is_pysparks(tmp_path: Path, version: str, scal
 def test_pairs_of_spark_and_python_that_spark_does_not_support_are_refused(
     line: tuple[int, int], python: tuple[int, ...], has_setuptools: bool, is_refused: bool
 ) -> None:
-    """With the reason. Spark 3.5 runs on 3.12 with setuptools, as on Databricks 16.4."""
+    """A pair that Spark does not support is refused with the Python version. Spark 3.5 on 3.12 needs setuptools."""
     problem = python_problem(line, python, has_setuptools=has_setuptools)
     assert bool(problem) == is_refused
     assert not problem or f"{python[0]}.{python[1]}" in problem
 
 
 def test_a_broken_installation_can_be_read(tmp_path: Path) -> None:
-    """The check of the version then refuses it."""
+    """A broken installation has the version (0, 0), which the check of the version refuses."""
     assert read_spark(tmp_path).line == (0, 0)
 
 
 def test_the_installed_pyspark_is_found() -> None:
-    """Its own demands on packages are read from its source."""
+    """The installed PySpark is found, and its minimum versions of packages are read from its source."""
     import pyspark
 
     spark = find_spark({})

@@ -12,7 +12,7 @@ __all__ = ["cache_folder", "one_at_a_time"]
 
 
 def cache_folder() -> Path:
-    """Return the folder that RIFFLE_CACHE names, else this project's folder in the user's cache folder."""
+    """Return the folder in RIFFLE_CACHE, or else a folder of this project in the user's cache folder."""
     folder = os.environ.get("RIFFLE_CACHE")
     if folder:
         return Path(folder)
@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Make the folder, and lock it for the block. Other processes wait."""
+    """Create the folder and lock it for the block. Other processes wait."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["JVM_OPTIONS", "make"]
 
 ARCHIVE = Path(sys.prefix) / "riffle-classes.jsa"
-# Short-lived JVMs on few cores: the second compiler costs them more than it gives.
+# For short JVMs on few cores, the second compiler costs more time than it saves.
 _SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 JVM_OPTIONS = f"{_SMALL} -XX:SharedArchiveFile={ARCHIVE} {_SILENT}"
@@ -22,7 +22,7 @@ JVM_OPTIONS = f"{_SMALL} -XX:SharedArchiveFile={ARCHIVE} {_SILENT}"
 
 
 def make() -> None:
-    """Make the archive of the classes that a small wrapped query loads, unless it exists."""
+    """Create the archive of the classes that a small wrapped query loads, unless it exists."""
     if ARCHIVE.exists():
         return
     fresh = ARCHIVE.with_suffix(f".{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Build servers that are written in Go, once: versitygw, an S3 server on plain files, and those of tests."""
+"""Build servers written in Go once: versitygw, an S3 server on plain files, and the servers of tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILD_TIMEOUT_SECONDS = 1800
 
 
 def ensure_gateway() -> Path:
-    """Return versitygw, as ``ensure_program`` does."""
+    """Return the program versitygw, built on the first call."""
     return ensure_program(GATEWAY)
 
 

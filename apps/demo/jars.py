@@ -25,7 +25,7 @@ _FETCHED = "[SUCCESSFUL ]"
 
 
 def spark_home() -> Path:
-    """The folder of the installed pyspark. It contains a complete Spark."""
+    """Return the folder of the installed pyspark, which contains a complete Spark."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ConfigError("pyspark is not installed", remedy="run ./run setup")
@@ -33,7 +33,7 @@ def spark_home() -> Path:
 
 
 def java_command() -> str:
-    """The java program below JAVA_HOME, else the java program on the PATH."""
+    """Return the java program below JAVA_HOME, else the name of the java program on the PATH."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else "java"
 
@@ -51,7 +51,7 @@ class JarList:
     megabytes: int
 
     def jars_of(self, configuration: str) -> list[Path]:
-        """Return the jars of a configuration: a class path, checked."""
+        """Return the checked jars of a configuration."""
         folder = self.ensure()
         return [folder / name for name in self._expected() if name.startswith(f"{configuration}/")]
 
@@ -90,17 +90,17 @@ _SERVERS = JarList("the Kafka jars", REQUIREMENTS, "jars", 50)
 
 
 def broker_jars() -> list[Path]:
-    """The class path of a Kafka broker, checked."""
+    """Return the checked class path of a Kafka broker."""
     return _SERVERS.jars_of("broker")
 
 
 def connector_jars() -> list[Path]:
-    """The jars for ``spark-submit --jars`` to read and write Kafka, checked."""
+    """Return the checked jars for ``spark-submit --jars`` that read and write Kafka."""
     return _SERVERS.jars_of("connector")
 
 
 def ensure_jars() -> Path:
-    """Fetch missing or altered jars of both, and return the folder with the jars."""
+    """Fetch missing or altered jars. Return the folder of all jars."""
     return _SERVERS.ensure()
 
 
@@ -113,9 +113,9 @@ def _digest(path: Path) -> str:
 
 
 def _run_ivy(path: Path, target: Path, total: int) -> str:
-    """Return Ivy's output, and print the downloaded jars meanwhile."""
+    """Run Ivy and print the downloaded jars. Return Ivy's output."""
     pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
-    # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
+    # Use a separate cache, because a pom without its jar in a shared cache makes Ivy fail.
     command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]
     command += ["-ivy", str(path), "-retrieve", pattern, "-types", "jar", "bundle"]
     messages: list[str] = []
@@ -131,7 +131,7 @@ def _run_ivy(path: Path, target: Path, total: int) -> str:
 
 
 def _tell(messages: Sequence[str], total: int) -> None:
-    """Describe Ivy's newest line: a module is looked up, or a jar was fetched."""
+    """Print Ivy's newest line: a module is looked up, or a jar was fetched."""
     words = messages[-1].split()
     if words[:1] == ["found"] and len(words) > 1:
         print(f"  looking up {words[1]}", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ APP = CHECKOUT / "apps" / "running_totals.py"
 PREFIX = "running-totals"
 MINUTE_SECONDS = 60
 BATCHES_WANTED = 15
-# The limit is divided over partitions, rounded down; without some more a few rows make a last batch of their own.
+# The limit per batch is divided over partitions and rounded down. Without spare rows, a few would need a batch more.
 SPARE_ROWS = 100
 
 
@@ -100,7 +100,7 @@ class Job:
 
 
 def counted_by(output: Path, keys: int) -> Ledger:
-    """Each key's last count and sum, over the folders ``batch=<id>`` in order of batch."""
+    """Return the last count and sum per key, over the folders ``batch=<id>`` in order of batch."""
     ledger = Ledger(np.zeros(keys, np.int64), np.zeros(keys, np.int64))
     folders = [folder for folder in output.glob("batch=*") if (folder / "_SUCCESS").exists()]
     for folder in sorted(folders, key=lambda path: int(path.name.removeprefix("batch="))):

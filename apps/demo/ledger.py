@@ -43,7 +43,7 @@ class Ledger:
 
     @staticmethod
     def read(path: Path) -> Ledger:
-        """Read a file of ``write``."""
+        """Return the ledger in a file that ``write`` has written."""
         with np.load(path, allow_pickle=False) as file:
             return Ledger(file["counts"], file["sums"])
 
@@ -64,7 +64,7 @@ class Difference:
 
 
 def make_events(events: int, keys: int) -> Events:
-    """Events with uniform keys and amounts of 1 to 100; the same for the same numbers."""
+    """Return events with uniform keys and amounts of 1 to 100. Equal arguments give equal events."""
     random = np.random.default_rng(SEED)
     return Events(random.integers(0, keys, events), random.integers(1, 101, events))
 
@@ -83,7 +83,7 @@ def minutes_of(events: Events, partitions: int) -> Ledger:
 
 
 def compare(ledger: Ledger, actual: Ledger) -> Difference:
-    """Compare every key's count and sum."""
+    """Return the differences of the counts and sums of all keys."""
     missing = ledger.counts - actual.counts
     wrong = (missing != 0) | (ledger.sums != actual.sums)
     return Difference(int(missing.clip(min=0).sum()), int((-missing).clip(min=0).sum()), int(wrong.sum()))

@@ -41,7 +41,7 @@ INTERRUPTED = 130
 
 
 class Demo:
-    """A run in a folder. Its processes are stopped with the stack."""
+    """A run of the demo in a folder. Its processes are stopped with the stack."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, console: Console) -> None:
         self._events: int = options.events
@@ -58,7 +58,7 @@ class Demo:
         self._waiting = Waiting(self._say, self._what_goes_on)
 
     def run(self) -> Outcome:
-        """Start everything, gain a worker, lose another, and compare."""
+        """Start everything, add a worker, kill another, and compare."""
         started = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._waiting)
@@ -79,7 +79,7 @@ class Demo:
         return outcome
 
     def _compare_minutes(self, job: Child) -> Difference:
-        """Wait until the windowed query has written all minutes that are over."""
+        """Wait until the windowed query has written all complete minutes. Return the differences."""
         self._goes_on = lambda: "waiting for the windowed query's last minutes"
         expected = Ledger.read(self._minutes_file)
 
@@ -176,7 +176,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo; 0 if every key's count and sum is right, 1 if not or if it failed, 130 if interrupted."""
+    """Run the demo. Return 0 if every count and sum is right, 1 if not or after a failure, 130 if interrupted."""
     options = _options(arguments)
     console = Console(stderr=options.json)
     for number in (signal.SIGTERM, signal.SIGHUP):

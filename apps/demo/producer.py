@@ -22,7 +22,7 @@ from riffle_spark.errors import UnavailableError
 FLUSH_TIMEOUT_SECONDS = 120
 TOLD_EVENTS = 20_000
 SENT = "events sent: "
-# It represents machines elsewhere, which do not use the processors of the job.
+# The producer represents other machines, so it yields the processors to the job.
 NICENESS = 10
 MINUTE_MS = 60_000
 
@@ -32,7 +32,7 @@ def produce(bootstrap: str, topic: str, events: Events) -> int:
 
     Events are spread over the topic's partitions and the last minutes.
     """
-    # Compressed batches are smaller to hand to the socket, which costs this client more than compressing them.
+    # Compressing costs this client less than passing larger batches to the socket.
     producer = KafkaProducer(
         bootstrap_servers=bootstrap, acks="all", linger_ms=20, batch_size=1 << 18, compression_type="gzip"
     )

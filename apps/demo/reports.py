@@ -32,7 +32,7 @@ class Batch:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows per second of the batch's own time."""
+        """Rows per second of the batch's duration."""
         return self.rows / self.seconds if self.seconds else 0.0
 
 
@@ -76,7 +76,7 @@ class ReportFile:
         self._batches: dict[int, Batch] = {}
 
     def read(self) -> Run:
-        """Return the run with the batches that were appended since the last call. An incomplete line is read later."""
+        """Return the run with all batches so far. An incomplete last line is read by the next call."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -1,4 +1,4 @@
-"""The page sessions' function on Arrow against a plain one, without Spark."""
+"""The Arrow function of the page sessions returns the sessions of a plain loop. These tests need no Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Session = tuple[str, int, int, int]
 
 
 def plain(views: Iterable[View]) -> list[Session]:
-    """Return all sessions of views, row by row."""
+    """Return the sessions of the views, computed row by row."""
     open_sessions: list[Session] = []
     for user, time in sorted(views):
         if open_sessions and open_sessions[-1][0] == user and time - open_sessions[-1][2] <= GAP_MS:
@@ -29,7 +29,7 @@ def plain(views: Iterable[View]) -> list[Session]:
 
 
 def run(batches: Iterable[Sequence[View]]) -> tuple[list[Session], list[Session]]:
-    """Hand batches to the function with the state of their users; return closed and open sessions."""
+    """Call the function for each batch with the state of its users. Return the closed and the open sessions."""
     closed: list[Session] = []
     state = OUTPUT.empty_table()
     for batch in batches:
@@ -43,13 +43,13 @@ def run(batches: Iterable[Sequence[View]]) -> tuple[list[Session], list[Session]
 
 
 def listed(table: pa.Table) -> list[Session]:
-    """Return a table's rows."""
+    """Return the rows of a table as tuples."""
     assert table.schema.equals(OUTPUT)
     return list(zip(*(table[name].to_pylist() for name in OUTPUT.names), strict=True))
 
 
 def drawn(chance: random.Random) -> list[View]:
-    """Return views of few users in the order of time, with gaps around the boundary."""
+    """Return random views of four users, ordered by time, with gaps around the session gap."""
     views = []
     now_ms = NOON
     for _ in range(chance.randint(1, 120)):
@@ -59,7 +59,7 @@ def drawn(chance: random.Random) -> list[View]:
 
 
 def split(chance: random.Random, views: Sequence[View]) -> list[Sequence[View]]:
-    """Cut views into batches of random sizes."""
+    """Split views into batches of random sizes."""
     batches = []
     start = 0
     while start < len(views):
@@ -71,7 +71,7 @@ def split(chance: random.Random, views: Sequence[View]) -> list[Sequence[View]]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_splits_give_the_sessions_of_all_views(seed: int) -> None:
-    """However views are cut into batches and shuffled in them, closed and open sessions are those of a plain loop."""
+    """Property: any split of the views into shuffled batches gives the sessions of a plain loop."""
     chance = random.Random(seed)
     views = drawn(chance)
     batches = [chance.sample(batch, len(batch)) for batch in split(chance, views)]
@@ -83,21 +83,21 @@ def test_random_splits_give_the_sessions_of_all_views(seed: int) -> None:
 @pytest.mark.parametrize(("gap", "closes"), [(GAP_MS, False), (GAP_MS + 1, True)])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_gap_itself_still_belongs_to_the_session(gap: int, closes: bool, at_once: bool) -> None:
-    """Thirty minutes are one session and a millisecond more are two, within a batch and across batches."""
+    """Views 30 minutes apart are one session, and a millisecond more makes two, in one batch and in two."""
     views = [("u", NOON), ("u", NOON + gap)]
     closed, still_open = run([views] if at_once else [[view] for view in views])
     assert (len(closed), len(still_open)) == ((1, 1) if closes else (0, 1))
 
 
 def test_a_view_that_comes_late_extends_the_open_session_backwards() -> None:
-    """A view from before the open session, within the gap, moves its start; one from far before is its own session."""
+    """A late view within the gap moves the start of the open session. A view far before it is a separate session."""
     closed, still_open = run([[("u", NOON)], [("u", NOON - GAP_MS)], [("u", NOON - 3 * GAP_MS)]])
     assert still_open == [("u", NOON - GAP_MS, NOON, 2)]
     assert closed == [("u", NOON - 3 * GAP_MS, NOON - 3 * GAP_MS, 1)]
 
 
 def test_a_users_views_never_reach_into_anothers_sessions() -> None:
-    """Users whose times overlap or lie far apart are kept apart, whatever order they come in."""
+    """Sessions of different users are never merged, in any order of rows, whether their times overlap or not."""
     late = [("a", NOON), ("a", NOON + 5)]
     early = [("b", NOON - 9 * GAP_MS), ("b", NOON + 1)]
     closed, still_open = run([early + late])

@@ -1,4 +1,4 @@
-"""From what sides took to figures by name."""
+"""Benchmarks compute named figures from the measured seconds, rows and CPU of each side."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _figures(**sides: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_ratios_are_of_medians_over_all_rounds() -> None:
-    """Rates are compared by the median batch of all rounds together, with the built-in and with the revision."""
+    """Ratios to the built-in stores and to the older revision compare the medians of all batches of all rounds."""
     figures = _figures(
         ours__rows=[_took(1.0, 1.0), _took(2.0)],
         before__rows=[_took(3.0)],
@@ -63,7 +63,7 @@ def test_ratios_are_of_medians_over_all_rounds() -> None:
 
 
 def test_upkeep_has_the_share_of_the_cpu_that_is_saved_without_it() -> None:
-    """It is known only if both sides ran."""
+    """The CPU share of upkeep is one minus the CPU without upkeep by the CPU with it. It needs both sides."""
     with_upkeep = _took(0.5) | {"cpu_ms": 800.0, "server_cpu_ms": 60.0}
     without = _took(0.4) | {"cpu_ms": 700.0, "server_cpu_ms": 40.0}
     figures = _figures(ours__upkeep=[with_upkeep], without_upkeep__upkeep=[without])
@@ -72,7 +72,7 @@ def test_upkeep_has_the_share_of_the_cpu_that_is_saved_without_it() -> None:
 
 
 def test_each_part_has_figures_of_its_own() -> None:
-    """Large batches, small ones and many keys are compared by themselves; a part that did not run has no figures."""
+    """Large batches, small batches and many keys have separate figures. A part that did not run has none."""
     figures = _figures(
         ours__million=[_took(1.0, rows=1_000_000)],
         builtin__million=[_took(4.0, rows=1_000_000)],
@@ -93,7 +93,7 @@ def test_each_part_has_figures_of_its_own() -> None:
 
 
 def test_python_operators_are_compared_by_rate() -> None:
-    """Their batches are smaller, so rows a second are compared, not batches."""
+    """Spark's Python operators are compared by rows per second, because their batches are smaller."""
     figures = _figures(
         ours__rows=[_took(0.5)],
         apply_in_pandas__python=[_took(10.0, rows=20_000)],
@@ -105,14 +105,14 @@ def test_python_operators_are_compared_by_rate() -> None:
 
 
 def test_one_in_twenty_may_be_slower() -> None:
-    """The 95th percentile of twenty batches is the second slowest, of ours and of Spark's default store."""
+    """The 95th percentile of twenty batches is the second slowest, for riffle_spark and for Spark's default store."""
     figures = _figures(ours__tail=[_took(*[1.0] * 18, 1.5, 9.0)], builtin_heap__tail=[_took(1.0, 1.0, 3.0)])
     assert (figures["p95_over_median"], figures["p95_over_median_builtin_heap"]) == (1.5, 3.0)
     assert "rows_per_s" not in figures
 
 
 def test_cpu_is_a_figure_of_each_side() -> None:
-    """Each side has the CPU of its processes, ours that of the S3 server too, as medians over rounds."""
+    """Each side has the CPU of its processes as a median over rounds. riffle_spark also has that of the S3 server."""
 
     def took(cpu_ms: float) -> dict[str, Any]:
         return {**_took(1.0), "cpu_ms": cpu_ms, "server_cpu_ms": cpu_ms / 10}
@@ -129,7 +129,7 @@ def test_cpu_is_a_figure_of_each_side() -> None:
 
 
 def test_cpu_counts_from_the_end_of_the_warm_up() -> None:
-    """Batches to warm up do not count; a batch that ended between two looks counts as done at the second."""
+    """CPU is counted after the warm-up batches. A batch that ends between two samples counts at the second sample."""
     times = iter([(10.0, 1.0), (16.0, 2.5)])
     cpu = BatchCpu(60, [], lambda _: next(times))
     for batches in (0, 30, 59, 61, 62, 63):
@@ -140,7 +140,7 @@ def test_cpu_counts_from_the_end_of_the_warm_up() -> None:
 
 
 def test_the_time_of_a_child_that_ended_counts() -> None:
-    """The tree of a process has its own time and that of children which ended; a process that is gone has none."""
+    """The CPU of a process tree includes ended children. A process that does not exist has none."""
     before_s = tree_cpu_s(os.getpid())
     subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
     assert tree_cpu_s(os.getpid()) > before_s
@@ -149,7 +149,7 @@ def test_the_time_of_a_child_that_ended_counts() -> None:
 
 
 def test_blocks_are_compared_with_both_stores() -> None:
-    """Spark's default store and RocksDB have a ratio, a rate and CPU each."""
+    """Each block has a ratio, a rate and CPU for Spark's default store and for RocksDB."""
     seconds = {"riffle": 1.0, "spark": 4.0, "spark_heap": 0.5}
 
     def play_block(side: BlockSide, _: Code) -> BlockPlayed:
@@ -164,7 +164,7 @@ def test_blocks_are_compared_with_both_stores() -> None:
 
 
 def test_ours_runs_beside_the_revision_and_nobody_else_does() -> None:
-    """With a revision each of our sides is followed by its own; without one there is none."""
+    """With an older revision, each side of riffle_spark is followed by that revision. Other sides are not."""
     with_one = totals.sides_of("keys", against=True)
     assert [side.engine for side in with_one] == ["ours", "before", "ours", "before"]
     engines = ["ours", "configured", "stateless", "builtin_heap", "builtin"]
@@ -177,7 +177,7 @@ def _played(*seconds: float) -> Played:
 
 
 def test_a_revision_is_compared_round_by_round() -> None:
-    """Each round's ratio is of the same hour; the figure is their median."""
+    """The ratio to the older revision is the median of the ratios of each round."""
     compared_times = Compared([_played(1, 1), _played(2, 2)], [_played(2, 2), _played(8, 8)], _played(9, 9))
     assert compared_times.vs_before() == 3.0
     assert compared_times.batch_s() == 1.5
@@ -185,14 +185,14 @@ def test_a_revision_is_compared_round_by_round() -> None:
 
 
 def test_engines_that_are_left_out_leave_no_figures() -> None:
-    """Without a revision, and with no engine wanted, every figure of a case is no number, and so is not told."""
+    """Sides that did not run have NaN as their figures, and NaN figures are not reported."""
     player = Player(play, NOT_PLAYED, [], rounds=2)
     assert math.isnan(player(Side("counting", "before", {}, 1)).median_s())
     assert run(["row_form"], CASES, player).keys() == {"row_form_case_s"}
 
 
 def test_gets_take_what_adjoins_in_one_range() -> None:
-    """Parts of one object that adjoin are got together, in pieces of 8 MB at most; gaps stay gaps."""
+    """Adjacent parts of one object are read in one range of at most 8 MB. Parts with a gap between them are not."""
     parts = [Span("a", 10, 20), Span("b", 20, 30), Span("a", 0, 10), Span("a", 21, 22)]
     assert pieces(parts) == [Span("a", 0, 20), Span("a", 21, 22), Span("b", 20, 30)]
     assert pieces([Span("c", 5, PIECE_BYTES + 6)]) == [
@@ -202,7 +202,7 @@ def test_gets_take_what_adjoins_in_one_range() -> None:
 
 
 def test_one_member_owns_all_and_another_follows() -> None:
-    """The owner stays who it is when somebody with an earlier name comes."""
+    """With the one-owner assignment, the owner keeps all tasks when a member with a smaller name joins."""
     layout = view("b:0-3 c:")
     assigned = one_owner(layout, AssignSettings())
     assert set(assigned.owners.values()) == {"b"}

@@ -1,4 +1,4 @@
-"""Simulated protocols of consumer groups behave as their descriptions, and move less with riffle_spark."""
+"""Simulated consumer-group protocols rebalance as their designs describe, and riffle_spark stops fewer tasks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MOST_TASKS = 60
 
 
 def played(world: World, policy: str) -> Outcome:
-    """Play a world under one policy."""
+    """Run a world under one policy."""
     return play_under(ALL[policy], world)
 
 
 def test_an_eager_rolling_bounce_of_three_takes_six_rebalances() -> None:
-    """Each member leaves and returns, and each time the whole group stops."""
+    """With eager rebalancing, each member of a rolling bounce leaves and rejoins, and each time all tasks stop."""
     world = read_world("rolling_bounce")
     done = played(world, "eager")
     assert done.rebalances == 6
@@ -39,7 +39,7 @@ def test_an_eager_rolling_bounce_of_three_takes_six_rebalances() -> None:
 
 
 def test_static_membership_bounces_without_a_rebalance() -> None:
-    """The members' own tasks stand while they are away, nothing else does, and nothing moves or is fetched."""
+    """With static membership, only the tasks of a bouncing member stop. No task moves, and no state is fetched."""
     world = read_world("rolling_bounce")
     done = played(world, "static")
     assert (done.rebalances, done.moves, done.bytes_owned) == (0, 0, 0)
@@ -47,15 +47,16 @@ def test_static_membership_bounces_without_a_rebalance() -> None:
 
 
 def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
-    """The tasks of a member that does not return stop for the session timeout. Then one rebalance moves them."""
+    """With static membership, the tasks of a lost member stop for the session timeout.
+
+    Then one rebalance moves them.
+    """
     done = played(made(events=[{"at": 60, "leave": ["m1"]}], protocol={"session_timeout": 45}), "static")
     assert (done.rebalances, done.moves, done.stopped["no owner"]) == (1, 4, 4 * 45)
 
 
 def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> None:
-    """With eager rebalancing a crashed member's tasks have no owner until the session times out. A shutdown is noticed
-    at once.
-    """
+    """With eager rebalancing, a crash is noticed after the session timeout, and a shutdown immediately."""
     protocol = {"session_timeout": 45}
     lost, left_outcome = (
         played(made(events=[{"at": 60, kind: ["m1"]}], protocol=protocol), "eager") for kind in ("lose", "leave")
@@ -65,7 +66,10 @@ def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> Non
 
 
 def test_cooperative_rebalancing_stops_only_what_moves() -> None:
-    """Two join three: one rebalance revokes, a second hands over, and tasks that stay never stand."""
+    """When two members join three, one cooperative rebalance revokes and a second one assigns.
+
+    Other tasks never stop.
+    """
     joins = [{"at": 60, "join": [{"id": "new{}", "count": 2, **MEMBER}]}]
     eager, cooperative = (played(made(events=joins), policy) for policy in ("eager", "cooperative"))
     assert (cooperative.rebalances, eager.rebalances) == (2, 1)
@@ -75,7 +79,7 @@ def test_cooperative_rebalancing_stops_only_what_moves() -> None:
 
 
 def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() -> None:
-    """W2 leaves, rejoins before the delay is over, and gets back what it had when it is: W1 and W3 never stop."""
+    """W2 leaves, rejoins before the delay ends, and gets its tasks back after the delay. W1 and W3 never stop."""
     world = made(
         members=[{"id": f"W{n}", **MEMBER} for n in (1, 2, 3)],
         events=[{"at": 60, "leave": ["W2"]}, {"at": 120, "return": ["W2"]}],
@@ -91,7 +95,7 @@ def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() ->
 
 
 def test_the_learner_scale_up_is_four_rebalances() -> None:
-    """S4 joins, S5 joins, S4 has learned, S5 has learned. Then each member has one task."""
+    """Four rebalances: S4 joins, S5 joins, S4 is caught up, S5 is caught up. Then each member has one task."""
     world = made(
         members=[{"id": f"S{n}", **MEMBER} for n in (1, 2, 3)],
         tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
@@ -122,7 +126,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
 @pytest.mark.parametrize("family", ["random", "worked"])
 @pytest.mark.sample("worked")
 def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None:
-    """On recorded clusters without racks, the largest left out, it takes as many rounds, warm-ups and moves."""
+    """The model of KIP-441 needs the rounds, warm-ups and moves that Kafka Streams needed on recorded clusters."""
     compared = 0
     for anchor in anchors(family):
         scenario = anchor.scenario()
@@ -141,7 +145,7 @@ def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "day"])
 @pytest.mark.sample(step=2)
 def test_a_world_of_the_package_stops_less_with_riffle_spark(name: str) -> None:
-    """Fewer task-seconds are stopped than under other protocols and Spark's placement."""
+    """riffle_spark stops fewer task-seconds than the other protocols and Spark's placement."""
     world = replace(read_world(name), seconds=20 * 60)
     ours = played(world, RIFFLE.name).task_seconds
     assert all(ours < played(world, policy).task_seconds for policy in ("eager", "deferred", "spark"))
@@ -149,7 +153,7 @@ def test_a_world_of_the_package_stops_less_with_riffle_spark(name: str) -> None:
 
 @given(world=drawn_worlds(), policy=st.sampled_from(sorted(GROUPS)))
 def test_property_every_task_has_an_owner(world: World, policy: str) -> None:
-    """While a member lives, every task has an owner, and no time or size is negative."""
+    """Property: while a member is live, every task has an owner, and no time or size is negative."""
     outcome = played(world, policy)
     assert outcome.unowned == 0
     assert min(outcome.bytes_owned, outcome.bytes_kept, outcome.bytes_warmed, *outcome.stopped.values()) >= 0
@@ -160,14 +164,14 @@ def test_property_every_task_has_an_owner(world: World, policy: str) -> None:
 @pytest.mark.parametrize("policy", sorted(GROUPS))
 @pytest.mark.sample(step=3)
 def test_a_world_without_events_stops_nothing(policy: str) -> None:
-    """Only standbys fetch."""
+    """Without events no task moves or stops, and only standbys fetch state."""
     outcome = played(made(config={"num_standbys": 1}), policy)
     assert (outcome.moves, outcome.task_seconds, outcome.bytes_owned, outcome.bytes_warmed) == (0, 0, 0, 0)
     assert outcome.bytes_kept > 0
 
 
 def test_the_page_has_the_figures_of_today_and_its_pictures() -> None:
-    """The table of the rolling bounce is up to date, and no picture is missing."""
+    """The page has the current figures of the rolling bounce, and every picture that it shows exists."""
     page = (CHECKOUT / "docs" / "simulator.md").read_text()
     world = read_world("rolling_bounce")
     rows = format_table(world, [played(world, policy) for policy in ("eager", "static", "riffle")]).splitlines()[2:5]

@@ -1,4 +1,4 @@
-"""``./run chaos``: real processes, broken at random from a seed while a producer keeps a ledger; then the comparison.
+"""``./run chaos``: break real processes at random from a seed, then compare their deliveries with a ledger.
 
 ./run chaos --seed 1 --minutes 5 [--json] [--least 3] [--without KIND] [--rate 5000]
 ./run chaos --steady --minutes 30 [--json] [--rate 1000]
@@ -38,14 +38,14 @@ FAMILIES: Mapping[str, Mapping[str, Kind]] = {
     "processes": PROCESS_FAULTS,
     "hosts": {**DISK_FAULTS, **CLOCK_FAULTS, **OPERATOR_FAULTS},
 }
-"""What lanes there are, beside each other; in a lane one fault comes after the other."""
+"""The lanes run in parallel. In one lane, one fault follows the other."""
 LEAST_COMMITTED = 0.6
 SPARE = 1.03
-"""A producer that is to reach a rate has to aim a little higher: it begins slowly, and a broker is restarted."""
+"""The producer aims at a rate this much higher, because it starts slowly and a broker is restarted."""
 
 
 class Chaos:
-    """One run with one seed."""
+    """One chaos run with one seed."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options = options
@@ -54,11 +54,11 @@ class Chaos:
         self._tally = Tally()
 
     def say(self, text: str) -> None:
-        """Tell what happens, and when."""
+        """Print a message with the time since the start."""
         print(f"{time.monotonic() - self._begun:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     def run(self) -> Outcome:
-        """Start everything, break it for as long as was asked, and compare."""
+        """Start everything, inject faults for the given time, and compare."""
         options = self._options
         with Room(self._folder, options.seed, Size(rate=round(SPARE * options.rate))) as room:
             self.say(f"servers run in {self._folder}")
@@ -82,7 +82,7 @@ class Chaos:
             return self._outcome(room, sent, query_verdicts, caught_up=caught_up)
 
     def families(self) -> dict[str, dict[str, Kind]]:
-        """Return the kinds of each lane, without those that were left out."""
+        """Return the kinds of faults of each lane, without the excluded ones."""
         without = self._options.without
         return {name: {k: v for k, v in kinds.items() if k not in without} for name, kinds in FAMILIES.items()}
 
@@ -107,7 +107,7 @@ class Chaos:
         not_met = [f"{kind} happened {times} times" for kind, times in few.items()]
         not_met += [f"{rate:.0f} rows/s"] if rate < self._options.rate else []
         not_met += [f"{share:.0%} of batches committed"] if share < LEAST_COMMITTED else []
-        not_met += [] if caught_up else ["a query stood still: not all events were read"]
+        not_met += [] if caught_up else ["a query made no progress, so not all events were read"]
         not_met += ["the broker holds another number of events"] if sent["held"] != sent["events"] else []
         differing = sum(query_figures["differing"] + query_figures["missing"] for query_figures in by_query.values())
         return Outcome(
@@ -130,31 +130,31 @@ class Chaos:
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Tell whether every promise was kept."""
+    """Return whether the run met every requirement."""
     exact = outcome.lost == outcome.doubled == outcome.wrong == 0
     return exact and not outcome.failures and not outcome.broken and not outcome.not_met
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     all_kinds = [kind for kinds in FAMILIES.values() for kind in kinds]
-    parser = argparse.ArgumentParser(prog="./run chaos", description="Real processes, broken at random from a seed.")
+    parser = argparse.ArgumentParser(prog="./run chaos", description="Break real processes at random from a seed.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults come (%(default)s)")
-    parser.add_argument("--rate", type=int, default=5_000, help="events a second (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are injected (%(default)s)")
+    parser.add_argument("--rate", type=int, default=5_000, help="events per second (%(default)s)")
     parser.add_argument("--least", type=int, default=3, help="how often each fault has to happen (%(default)s)")
     parser.add_argument("--without", action="append", default=[], choices=all_kinds, metavar="KIND")
-    parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, however it ends")
-    parser.add_argument("--steady", action="store_true", help="break nothing; see --steady --help")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, also after success")
+    parser.add_argument("--steady", action="store_true", help="inject no faults, see --steady --help")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     options = parser.parse_args(arguments)
     for name in ("minutes", "rate"):
         if not getattr(options, name) > 0:
-            parser.error(f"--{name} is to be more than 0")
+            parser.error(f"--{name} must be more than 0")
     return options
 
 
 def main(arguments: list[str]) -> int:
-    """Run it; 0 if every promise was kept, 1 if not, 130 if interrupted."""
+    """Run chaos. Return 0 if every requirement was met, 1 if not, 130 if interrupted."""
     if "--steady" in arguments:
         return steady.main([argument for argument in arguments if argument != "--steady"])
     options = _options(arguments)

@@ -30,7 +30,7 @@ _PLACES: Mapping[str, Callable[[pa.Table, Plan], np.ndarray]] = {"windows": _of_
 
 
 def read_calls(folder: Path, query: str, plan: Plan) -> list[Call]:
-    """Return the calls of a query's sink that came to their end, in the order in which they began."""
+    """Return the completed calls of a query's sink, ordered by their start."""
     folders = [path.parent for path in folder.glob("*/_SUCCESS")]
     return [_read(path, query, plan) for path in sorted(folders, key=lambda path: path.name.rpartition("~")[2])]
 

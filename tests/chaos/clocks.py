@@ -1,4 +1,4 @@
-"""Clocks of hosts that can be set: a small library in front of libc, built once per run."""
+"""Set the clocks of hosts with a small library in front of libc, which is built once per run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BUILD_TIMEOUT_SECONDS = 60.0
 
 
 def can_tell_clocks() -> bool:
-    """Tell whether there is a C compiler."""
+    """Return whether this machine has a C compiler."""
     return shutil.which("cc") is not None
 
 
 def clock_environment(clock: Path) -> Mapping[str, str]:
-    """Return what a process is started with, and all below it, to live by the clock of a file."""
+    """Return the environment variables by which a process and its children use the clock in a file."""
     library = clock.with_name("clock.so")
     clock.parent.mkdir(parents=True, exist_ok=True)
     if not library.exists():
@@ -31,6 +31,6 @@ def clock_environment(clock: Path) -> Mapping[str, str]:
 
 
 def set_clock(clock: Path, seconds: float) -> None:
-    """Move a clock that far from this machine's: written in place, for it is mapped."""
+    """Set a clock to this offset from the machine's clock. The file is written in place, because it is mapped."""
     with clock.open("r+b") as file:
         file.write(int(seconds * 1e9).to_bytes(8, sys.byteorder, signed=True))

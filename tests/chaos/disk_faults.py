@@ -1,4 +1,4 @@
-"""What breaks local disks, clocks and what operators do: the other families of faults."""
+"""Faults of local disks and clocks, and requests of operators."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class RefusingFolder(Fault):
                 return False
             folder = self.chance.choice(folders)
             shutil.rmtree(folder.with_name(f".{folder.name}.kept"), ignore_errors=True)
-            with suppress(shutil.Error, FileNotFoundError):  # the query goes on beneath
+            with suppress(shutil.Error, FileNotFoundError):  # the query keeps changing the folder
                 disk = self._stack.enter_context(on_a_disk_of_its_own(folder, self.way))
                 self.told = f"{folder.name}: {disk.how}"
-                if disk.mounted:  # without a mount a test breaks the folder itself: here nobody would mend it
+                if disk.mounted:  # without a mount the disk would break the folder itself, and nothing would restore it
                     disk.refuse()
                 return disk.mounted
         return False
@@ -57,26 +57,26 @@ class RefusingFolder(Fault):
 
 
 class ReadOnlyFolder(RefusingFolder):
-    """The same, read-only."""
+    """Mount a read-only file system over a member's folder."""
 
     way = "read-only"
 
 
 class DamagedFiles(Fault):
-    """Bytes of copies are flipped, files truncated, swapped or removed while the query runs."""
+    """Flip bytes of local copies, and truncate, swap or remove their files, while the query runs."""
 
     def inject(self) -> bool:
         damager = Damager(self.room.folder / "local", self.chance)
         done = []
         for _ in range(DAMAGES):
-            with suppress(OSError):  # what is damaged may go meanwhile
+            with suppress(OSError):  # a file may be deleted in the meantime
                 done.append(damager.damage())
         self.told = "; ".join(filter(None, done))
         return any(done)
 
 
 class ClockApart(Fault):
-    """The clock of one host's executors, their Java and Python, jumps by up to ten minutes, and back later."""
+    """Set the clock of one host's executors, of Java and Python, up to ten minutes apart, and reset it later."""
 
     _clock: Path | None = None
 
@@ -95,7 +95,7 @@ class ClockApart(Fault):
 
 
 class Asked(Fault):
-    """An operator asks something of a query, and takes it back later."""
+    """An operator's request to a query, which is revoked later."""
 
     def __init__(self, room: Room, chance: random.Random) -> None:
         super().__init__(room, chance)
@@ -103,13 +103,13 @@ class Asked(Fault):
         self._back: tuple[object, ...] = ()
 
     def asked(self, call: str, *arguments: object) -> bool:
-        """Send a request; return whether it was done. A driver that is killed meanwhile does not answer."""
+        """Send a request. Return whether it was done. A driver that is killed in the meantime does not answer."""
         answer = self.room.ask(self.query, call, *arguments)
         self.told = f"{self.query}: {call} {arguments}: {answer}"
         return bool(answer == "done")
 
     def taken_back(self, call: str, *arguments: object) -> None:
-        """Take it back, however often a driver is killed meanwhile. Raises ``TimeoutError`` if none answers."""
+        """Revoke the request, again if the driver is killed. Raises ``TimeoutError`` if no driver answers."""
         for _ in range(TRIES):
             if (answer := self.room.ask(self.query, call, *arguments)) is not None:
                 self.told += f"; {call}: {answer}"
@@ -124,14 +124,14 @@ class Asked(Fault):
 
 
 class Rebalance(Asked):
-    """A rebalance is asked for."""
+    """Request a rebalance."""
 
     def inject(self) -> bool:
         return self.asked("request_rebalance")
 
 
 class Drain(Asked):
-    """A member is drained, and has its share again later."""
+    """Drain a member, and undrain it later."""
 
     def inject(self) -> bool:
         member = self.member()
@@ -144,7 +144,7 @@ class Drain(Asked):
 
 
 class Pin(Asked):
-    """A key-group is pinned to a member, and freed later."""
+    """Pin a key-group to a member, and unpin it later."""
 
     def inject(self) -> bool:
         member = self.member()
@@ -158,7 +158,7 @@ class Pin(Asked):
 
 
 class Rollback(Fault):
-    """The driver is stopped, one query is taken back some batches, and the driver is started again."""
+    """Stop the driver, roll one query back by some batches, and start the driver again."""
 
     def inject(self) -> bool:
         query = self.chance.choice(QUERIES)
@@ -174,7 +174,7 @@ class Rollback(Fault):
         command = [sys.executable, "-m", "riffle_spark", "rollback", f"s3://{self.room.store.bucket}/{query}"]
         command += ["--checkpoint", str(self.room.folder / "checkpoint" / query), "--to", str(to), "--execute"]
         command += ["--conf-file", str(self.room.conf_file)]
-        for _ in range(TRIES):  # the store may have trouble meanwhile
+        for _ in range(TRIES):  # the store may fail at the same time
             done = subprocess.run(
                 command,
                 env=self.room.environment,

@@ -1,4 +1,4 @@
-"""Draw the faults from a seed: each kind once before any is repeated."""
+"""Draw the faults from a seed: each kind occurs once before any kind is repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Drawn", "draw", "fewer_than"]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A fault to inject: its kind, the pause before it, and its own random numbers."""
+    """A fault to inject: its kind, the pause before it, and the seed of its random numbers."""
 
     kind: str
     pause_seconds: float
@@ -20,7 +20,7 @@ class Drawn:
 
 
 def draw(seed: int, lane: str, kinds: Sequence[str], pauses: tuple[float, float]) -> Iterator[Drawn]:
-    """Yield a lane's faults without end: the kinds in another order in each round."""
+    """Yield the endless faults of a lane, with the kinds in another order in each round."""
     chance = random.Random(f"{seed} {lane}")
     while kinds:
         for kind in chance.sample(sorted(kinds), len(kinds)):
@@ -28,6 +28,6 @@ def draw(seed: int, lane: str, kinds: Sequence[str], pauses: tuple[float, float]
 
 
 def fewer_than(least: int, kinds: Sequence[str], happened: Mapping[str, int]) -> dict[str, int]:
-    """Return the kinds that happened less often than promised, each with how often it did."""
+    """Return the kinds that happened less often than required, each with its count."""
     counts = Counter(happened)
     return {kind: counts[kind] for kind in sorted(kinds) if counts[kind] < least}

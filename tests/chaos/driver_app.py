@@ -1,9 +1,8 @@
-"""The driver of a chaos run: three queries of one topic in one process, and a folder by which it is told to drain, pin
-and rebalance.
+"""The driver of a chaos run: three queries of one topic, and a folder for requests of operators.
 
     spark-submit driver_app.py SETTINGS_AS_JSON
 
-It ends when the first query does: with what that failed with, or after SIGTERM with nothing.
+The driver ends with the error of the first query that ends, or without an error after SIGTERM.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SESSION = "user long, count long, total long"
 POLL_SECONDS = 0.2
 
 
-class Told(NamedTuple):
+class Arguments(NamedTuple):
     """The arguments of the driver: addresses, folders, and the size of a batch."""
 
     bootstrap: str
@@ -47,15 +46,15 @@ class Told(NamedTuple):
 
 
 class Driver:
-    """The three queries. ``call`` has one of them do what an operator asks."""
+    """The three queries of the driver."""
 
-    def __init__(self, spark: SparkSession, arguments: Told) -> None:
+    def __init__(self, spark: SparkSession, arguments: Arguments) -> None:
         self._spark = spark
-        self._told = arguments
+        self._options = arguments
         self._jobs: dict[str, riffle.StatefulJob] = {}
 
     def start(self) -> None:
-        """Start them all."""
+        """Start all queries."""
         totals = riffle.Stateful(
             "totals",
             key="user",
@@ -78,18 +77,18 @@ class Driver:
 
     def _settings(self, name: str) -> riffle.Settings:
         return riffle.Settings(
-            root=f"s3://{self._told.bucket}/{name}",
-            report_file=f"{self._told.folder}/reports/{name}.jsonl",
-            **self._told.settings,
+            root=f"s3://{self._options.bucket}/{name}",
+            report_file=f"{self._options.folder}/reports/{name}.jsonl",
+            **self._options.settings,
         )
 
     def _events(self) -> DataFrame:
         raw = (
             self._spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self._told.bootstrap)
-            .option("subscribe", self._told.topic)
+            .option("kafka.bootstrap.servers", self._options.bootstrap)
+            .option("subscribe", self._options.topic)
             .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", self._told.max_offsets)
+            .option("maxOffsetsPerTrigger", self._options.max_offsets)
             .load()
         )
         body = F.from_json(F.col("value").cast("string"), "user long, amount long")
@@ -98,7 +97,7 @@ class Driver:
     def _start_job(self, name: str, events: DataFrame, job: riffle.StatefulJob) -> None:
         self._jobs[name] = job
         writer = events.writeStream.queryName(name).foreachBatch(self._begun(name, job))
-        writer.option("checkpointLocation", f"{self._told.folder}/checkpoint/{name}").trigger(**self._every).start()
+        writer.option("checkpointLocation", f"{self._options.folder}/checkpoint/{name}").trigger(**self._every).start()
 
     def _start_windows(self) -> None:
         events = riffle.on(self._events(), settings=self._settings("windows"))
@@ -110,35 +109,35 @@ class Driver:
         closed = totals.select(F.unix_seconds("window.start").alias("since"), "bucket", "count", "total")
         sink: Any = self._sink("windows")
         writer = closed.writeStream.queryName("windows").foreachBatch(sink)
-        writer = writer.option("checkpointLocation", f"{self._told.folder}/checkpoint/windows")
+        writer = writer.option("checkpointLocation", f"{self._options.folder}/checkpoint/windows")
         query = writer.trigger(**self._every).start()
         self._jobs["windows"] = query.job  # type: ignore[attr-defined]
 
     @property
     def _every(self) -> dict[str, Any]:
-        return {"processingTime": f"{self._told.trigger_seconds} seconds"}
+        return {"processingTime": f"{self._options.trigger_seconds} seconds"}
 
     def _begun(self, name: str, job: Callable[..., None]) -> Callable[[DataFrame, int], None]:
-        """Note each batch that Spark begins; those that commit are noted by the log."""
+        """Return a function that records each started batch. The log records the committed ones."""
 
         def run(batch: DataFrame, batch_id: int) -> None:
-            with Path(f"{self._told.folder}/begun/{name}").open("a") as file:
+            with Path(f"{self._options.folder}/begun/{name}").open("a") as file:
                 file.write(f"{batch_id}\n")
             job(batch, batch_id)
 
         return run
 
     def _sink(self, name: str) -> Callable[[DataFrame, int, str], None]:
-        """Return a sink that keeps each call in a folder of its own, whose name has the delivery id."""
+        """Return a sink that writes each call to a separate folder, whose name contains the delivery id."""
 
         def write(rows: DataFrame, batch_id: int, delivery_id: str) -> None:
             call = f"{delivery_id.replace('/', '~')}~{time.time_ns()}{uuid.uuid4().hex[:6]}"
-            rows.coalesce(1).write.parquet(f"{self._told.folder}/out/{name}/{call}")
+            rows.coalesce(1).write.parquet(f"{self._options.folder}/out/{name}/{call}")
 
         return write
 
     def obey(self, path: Path) -> None:
-        """Execute the request in each file that appears in a folder, and write the result beside it."""
+        """Execute the request of each new file in a folder, and write its result next to it."""
         while True:
             for file in sorted(path.glob("*.json")):
                 answer = self._answer(json.loads(file.read_text()))
@@ -158,11 +157,11 @@ class Driver:
         return "done"
 
 
-def main(arguments: Told) -> None:
+def main(arguments: Arguments) -> None:
     """Run the queries until the first one ends."""
     builder = SparkSession.builder.appName("chaos")
     spark = riffle.configure(builder, kafka=False).getOrCreate()
-    asked_to_end = list[bool]()  # No event: its lock may be this thread's own as the signal comes.
+    asked_to_end = list[bool]()  # A list, because the signal may arrive while this thread holds the lock of an event.
     signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
     riffle.warm_up(spark, riffle.Settings(**arguments.settings))
     driver = Driver(spark, arguments)
@@ -181,4 +180,4 @@ def main(arguments: Told) -> None:
 
 
 if __name__ == "__main__":
-    main(Told(**json.loads(sys.argv[1])))
+    main(Arguments(**json.loads(sys.argv[1])))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 __all__ = ["BUCKETS", "CHUNK", "WINDOW_SECONDS", "Events", "Plan"]
 
 CHUNK = 500
-"""How many events are drawn, and sent, at once."""
+"""The number of events that are drawn and sent together."""
 BUCKETS = 20
 WINDOW_SECONDS = 10
 Integers = npt.NDArray[np.int64]
@@ -18,7 +18,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events in order: their numbers, users, amounts and times, the last in milliseconds."""
+    """Events in order, with their numbers, users, amounts and times in milliseconds."""
 
     numbers: Integers
     users: Integers
@@ -28,7 +28,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rate of events, the number of users, and the first time."""
+    """The parameters of the events: seed, rate, users, partitions and the time of the first event."""
 
     seed: int
     rate: int
@@ -37,7 +37,7 @@ class Plan:
     start_ms: int
 
     def chunk(self, index: int) -> Events:
-        """Return the events of one chunk; few users have many of them."""
+        """Return the events of one chunk. A few users have many of the events."""
         chance = np.random.default_rng([self.seed, index])
         numbers = np.arange(index * CHUNK, (index + 1) * CHUNK, dtype=np.int64)
         users = (self.users * chance.random(CHUNK) ** 2).astype(np.int64)
@@ -45,11 +45,11 @@ class Plan:
         return Events(numbers, users, chance.integers(1, 101, CHUNK), times)
 
     def windows_of(self, events: Events) -> Integers:
-        """Return each event's place in the ledger of windows: ten seconds and a bucket of users."""
+        """Return the index of each event's window in the ledger. A window is ten seconds of one bucket of users."""
         first = self.start_ms // 1000 // WINDOW_SECONDS
         return (events.times // 1000 // WINDOW_SECONDS - first) * BUCKETS + events.users % BUCKETS
 
     @property
     def first_window_seconds(self) -> int:
-        """When the first window of the ledger begins."""
+        """Return the start of the first window of the ledger."""
         return self.start_ms // 1000 // WINDOW_SECONDS * WINDOW_SECONDS

@@ -1,4 +1,4 @@
-"""Faults of processes and of the store: one class per family, each with ``inject`` and ``heal``."""
+"""Faults of processes and of the store, one class per family."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ __all__ = ["PROCESS_FAULTS", "STORE_FAULTS", "Fault", "Kind"]
 SHARE = 0.5
 SHORT = (1.0, 1.5)
 LONG = (25.0, 90.0)
-"""The long ones are longer than ``upkeep_timeout``; the longest outlast ``spark.network.timeout``, after which Spark
-takes an executor for lost.
+"""Long pauses exceed ``upkeep_timeout``.
+
+The longest exceed ``spark.network.timeout``, so Spark removes the executor.
 """
 SEEKING_SECONDS = 30.0
 
 
 class Fault(ABC):
-    """One fault. ``inject`` returns whether there was something to break. ``heal`` is always called. ``came`` returns
-    afterwards whether the fault had an effect.
+    """A fault that can be injected and healed.
+
+    ``inject`` returns whether there was something to break. ``heal`` is always called. Afterwards ``came`` returns
+    whether the fault had an effect.
     """
 
     def __init__(self, room: Room, chance: random.Random) -> None:
@@ -37,26 +40,26 @@ class Fault(ABC):
 
     @abstractmethod
     def inject(self) -> bool:
-        """Break it."""
+        """Inject the fault. Return whether there was something to break."""
 
     def heal(self) -> None:
-        """End the fault. Harmless if nothing was broken."""
+        """End the fault. It has no effect if nothing was broken."""
         return
 
     def came(self) -> bool:
-        """Return whether the fault had an effect, if that is uncertain."""
+        """Return whether the fault had an effect."""
         return True
 
 
 class Kind(NamedTuple):
-    """How a kind of fault is made, and how long it lasts."""
+    """The constructor of a kind of fault, and the range of its duration in seconds."""
 
     make: Callable[[Room, random.Random], Fault]
     holds: tuple[float, float] = (0.0, 0.0)
 
 
 class StoreTrouble(Fault):
-    """Some of the answers of the store are broken in one way."""
+    """A share of the store's answers is broken in one way."""
 
     kind = ""
 
@@ -79,7 +82,7 @@ class StoreTrouble(Fault):
 
 
 class StoreRefuses(Fault):
-    """The store takes no connections, and those that were open are gone."""
+    """The store refuses connections, and open connections are closed."""
 
     def __init__(self, room: Room, chance: random.Random) -> None:
         super().__init__(room, chance)
@@ -94,13 +97,13 @@ class StoreRefuses(Fault):
 
 
 class Signalled(Fault):
-    """A process gets SIGKILL or, to be healed, SIGSTOP."""
+    """A process gets SIGKILL, or SIGSTOP until the fault is healed."""
 
     number = signal.SIGKILL
 
     @abstractmethod
     def victim(self) -> int | None:
-        """Return a process, if there is one now."""
+        """Return a process to signal, or ``None`` if there is none now."""
 
     def inject(self) -> bool:
         give_up = time.monotonic() + SEEKING_SECONDS
@@ -118,7 +121,7 @@ class Signalled(Fault):
 
 
 class AnExecutor(Signalled):
-    """Any executor."""
+    """A random executor."""
 
     def victim(self) -> int | None:
         executors = self.room.executors()
@@ -126,7 +129,7 @@ class AnExecutor(Signalled):
 
 
 class AWorkerInASlot(Signalled):
-    """The busiest Python worker that is not at upkeep."""
+    """The busiest Python worker that does no upkeep."""
 
     def victim(self) -> int | None:
         workers = [pid for executor in self.room.executors() for pid in python_workers(executor)]
@@ -137,7 +140,7 @@ class AWorkerInASlot(Signalled):
 
 
 class AWorkerInUpkeep(AWorkerInASlot):
-    """A Python worker that holds the lock of a piece of upkeep."""
+    """A Python worker that does upkeep, recognised by the lock that it holds."""
 
     def victim(self) -> int | None:
         upkeep_pids = self._at_upkeep()
@@ -146,7 +149,7 @@ class AWorkerInUpkeep(AWorkerInASlot):
 
 
 class TheDriver(Fault):
-    """SIGKILL to the driver: to its Java, to its Python or to both."""
+    """Send SIGKILL to the driver: to its Java process, its Python process or both."""
 
     def inject(self) -> bool:
         java, python = drivers(self.room.driver_pids(), APP.name)
@@ -161,7 +164,7 @@ class TheDriver(Fault):
 
 
 class AWorkerDaemon(Fault):
-    """SIGKILL to a worker of the cluster with its executors. It returns with its folders."""
+    """Send SIGKILL to a worker of the cluster and its executors. The worker returns later with its folders."""
 
     _index: int | None = None
 
@@ -177,7 +180,7 @@ class AWorkerDaemon(Fault):
 
 
 class TheBroker(Fault):
-    """The broker is stopped, and started again on its folder."""
+    """Stop the broker, and start it later on the same folder."""
 
     def inject(self) -> bool:
         self.room.broker.stop()

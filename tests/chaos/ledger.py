@@ -18,7 +18,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A delivery id, taken apart: ``<query id>/<rollbacks>/<batch id>``."""
+    """The parts of a delivery id ``<query id>/<rollbacks>/<batch id>``."""
 
     query: str
     rollbacks: int
@@ -26,14 +26,14 @@ class Delivery:
 
     @staticmethod
     def parse(text: str, separator: str = "/") -> Delivery:
-        """Take it apart."""
+        """Parse a delivery id."""
         query, rollbacks, batch = text.split(separator)
         return Delivery(query, int(rollbacks), int(batch))
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a sink that came to its end: which delivery, and its rows as (place in the ledger, count, sum)."""
+    """A completed call of a sink. Each row has the index of its user or window, a count and a sum."""
 
     delivery: Delivery
     places: Integers
@@ -41,33 +41,35 @@ class Call:
     sums: Integers
 
     def sorted_rows(self) -> Integers:
-        """Return its rows in one order, whatever order they came in."""
+        """Return the rows in a fixed order."""
         rows = np.stack([self.places, self.counts, self.sums])
         return rows[:, np.lexsort(rows)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """For every place (a user, or a window): how many events it has, and the sum of their amounts."""
+    """The number of events and the sum of their amounts for each user or window."""
 
     counts: Integers
     sums: Integers
 
     @staticmethod
     def empty(places: int) -> Ledger:
-        """Return one of nothing."""
+        """Return a ledger of zeros."""
         return Ledger(np.zeros(places, np.int64), np.zeros(places, np.int64))
 
     def add(self, places: Integers, counts: Integers, sums: Integers) -> None:
-        """Add values to places, also repeated ones."""
+        """Add counts and sums at these indexes, which may repeat."""
         np.add.at(self.counts, places, counts)
         np.add.at(self.sums, places, sums)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far a query is from its ledger: events lost, events doubled, places whose count or sum is wrong, deliveries
-    that came again with other rows, and batches of which no delivery is there.
+    """The differences between a query and its ledger.
+
+    These are lost and doubled events, users or windows with a wrong count or sum, deliveries repeated with other rows,
+    and batches without a delivery.
     """
 
     lost: int = 0
@@ -78,12 +80,12 @@ class Verdict:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no difference."""
         return self == Verdict()
 
 
 def ledgers(plan: Plan, events: int) -> tuple[Ledger, Ledger]:
-    """Return the ledger of the first events by user and by window. Events are counted in whole chunks."""
+    """Return the ledgers of the first events by user and by window. The number of events is a multiple of a chunk."""
     assert events % CHUNK == 0, events
     by_user = Ledger.empty(plan.users)
     by_window = Ledger.empty(0)
@@ -99,12 +101,12 @@ def ledgers(plan: Plan, events: int) -> tuple[Ledger, Ledger]:
 
 
 def given_up(delivery: Delivery, first_of_line: Mapping[int, int]) -> bool:
-    """Tell whether a rollback gave a delivery up: a later line begins with its batch, or with one before it."""
+    """Return whether a later line of history starts at the delivery's batch or before, so a rollback removed it."""
     return any(line > delivery.rollbacks and first <= delivery.batch for line, first in first_of_line.items())
 
 
 def standing(calls: Iterable[Call]) -> list[Call]:
-    """Return one call of each delivery that no rollback gave up, in order of batches."""
+    """Return one call per delivery that no rollback removed, ordered by batch."""
     by_delivery = {call.delivery: call for call in calls}
     first: dict[int, int] = {}
     for delivery in by_delivery:
@@ -114,7 +116,7 @@ def standing(calls: Iterable[Call]) -> list[Call]:
 
 
 def repeats_that_differ(calls: Iterable[Call]) -> list[Delivery]:
-    """Return the deliveries whose calls did not have the same rows."""
+    """Return the deliveries whose calls had different rows."""
     calls_by_delivery: dict[Delivery, list[Call]] = defaultdict(list)
     for call in calls:
         calls_by_delivery[call.delivery].append(call)
@@ -127,8 +129,9 @@ def _alike(calls: Sequence[Call]) -> bool:
 
 
 def compare(ledger: Ledger, calls: Sequence[Call], *, running: bool) -> Verdict:
-    """Compare delivered rows with the ledger. With ``running`` each row is the total of its place and replaces the
-    previous one. Otherwise all rows are added.
+    """Compare delivered rows with the ledger.
+
+    With ``running`` each row is a running total that replaces the previous one. Otherwise rows are added up.
     """
     delivered = standing(calls)
     totals = Ledger.empty(len(ledger.counts))

@@ -1,4 +1,4 @@
-"""Whose process is whose on this machine: executors, Python workers, what holds a lock; and signals to these alone."""
+"""Find executors, drivers, Python workers and holders of locks among the processes of a run, and signal them."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def executors(pids: Iterable[int]) -> list[int]:
-    """Return those that are executors of Spark's."""
+    """Return the processes that are Spark executors."""
     return [pid for pid in pids if "--executor-id" in _arguments(pid)]
 
 
 def drivers(pids: Iterable[int], script: str) -> tuple[list[int], list[int]]:
-    """Return the Java and the Python processes that run a driver's script."""
+    """Return the Java processes and the Python processes of a driver's script."""
     running = [pid for pid in pids if any(argument.endswith(script) for argument in _arguments(pid))]
     python = [pid for pid in running if Path(_arguments(pid)[0]).name.startswith("python")]
     return [pid for pid in running if Path(_arguments(pid)[0]).name == "java"], python
 
 
 def python_workers(executor: int) -> list[int]:
-    """Return an executor's Python workers, without the daemon that forks them."""
+    """Return the Python workers of an executor, without the daemon that forks them."""
     daemons = [pid for pid in descendants(executor) if "pyspark.daemon" in _arguments(pid)]
     return [pid for pid in daemons if _parent(pid) in daemons]
 
 
 def busiest(pids: Iterable[int]) -> int | None:
-    """Return the process that uses most processor time while one looks, if any does."""
+    """Return the process that uses most CPU during a short time, or ``None`` if all are idle."""
     ticks_before = {pid: _ticks(pid) for pid in pids}
     time.sleep(LOOK_SECONDS)
     used = {pid: _ticks(pid) - ticks for pid, ticks in ticks_before.items()}

@@ -1,4 +1,4 @@
-"""The processor of the chaos run's query with timers, in a module of its own so that executors can import it."""
+"""The processor of the chaos query with timers, in a separate module that executors can import."""
 
 # ruff: noqa: ARG002 - PySpark's arguments
 
@@ -25,7 +25,7 @@ class Visits(StatefulProcessor):
         self._open: Any = handle.getValueState("open", "count long, total long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Add the rows; the first ones register the timer."""
+        """Add the rows. The first rows of a key register the timer."""
         if not self._open.exists():
             self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + PATIENCE_MS)
         count, total = self._open.get() or (0, 0)
@@ -36,7 +36,7 @@ class Visits(StatefulProcessor):
         return iter(())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Tell what there was, and forget it."""
+        """Return the count and sum of the user, and delete them."""
         count, total = self._open.get()
         self._open.clear()
         yield Row(user=key[0], count=count, total=total)

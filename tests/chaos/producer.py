@@ -1,9 +1,9 @@
-"""Sends a chaos run's events at their rate until it is told to stop, then says how many the broker holds.
+"""Send the events of a chaos run at their rate until a file ``stop`` exists, then write ``sent.json``.
 
     python -m tests.chaos.producer BOOTSTRAP TOPIC FOLDER PLAN_AS_JSON
 
-It ends once there is a file ``stop`` in the folder, with a file ``sent.json``: how many events were acknowledged, and
-at which rate. The client is idempotent, so that a broker which is restarted has each event once; the broker is asked.
+``sent.json`` has the acknowledged events, the seconds, and the events that the broker holds. The client is idempotent,
+so a restarted broker holds each event once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["end_all_windows"]
 FLUSH_TIMEOUT_SECONDS = 180
 PATIENCE_MS = 300_000
 NICENESS = 5
-"""It stands for machines elsewhere, but has to keep up."""
+"""The producer represents other machines, so it yields to the tested processes but must keep its rate."""
 FUTURE_MS = 3_600_000
 
 
@@ -40,7 +40,10 @@ def _client(bootstrap: str) -> KafkaProducer:
 
 
 def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, float]:
-    """Send chunk after chunk, each at its time, until the file is there; return how many events, and in what time."""
+    """Send one chunk after the other on time until the stop file exists.
+
+    Return the number of events and the seconds.
+    """
     producer = _client(bootstrap)
     index = 0
     started = time.monotonic()
@@ -61,7 +64,7 @@ def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, fl
 
 
 def end_all_windows(bootstrap: str, topic: str, plan: Plan) -> None:
-    """Send an event from the future to each partition, so that every earlier window ends."""
+    """Send an event from the future to each partition, so that all earlier windows close."""
     producer = _client(bootstrap)
     for partition in range(plan.partitions):
         value = b'{"user":-1,"amount":0}'

@@ -1,6 +1,4 @@
-"""Everything that a chaos run needs, started and stopped: cluster, broker, S3 server, the proxy before it, producer and
-driver.
-"""
+"""Start and stop all processes of a chaos run: cluster, broker, S3 server with its proxy, producer and driver."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a run is."""
+    """The size of a run."""
 
     rate: int = 5_000
     users: int = 2_000
@@ -51,7 +49,7 @@ class Size:
     workers: int = 3
     trigger_seconds: float = 3.0
     riffle: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the three queries beside those below."""
+    """Additional settings of the three queries."""
 
 
 SETTINGS: Mapping[str, Any] = {
@@ -66,11 +64,11 @@ SETTINGS: Mapping[str, Any] = {
     "retained_versions": 20,
     "retained_for": "2 min",
 }
-"""What takes its time in production happens within minutes."""
+"""Settings by which actions that take long in production happen within minutes."""
 
 
 def run_in_folder(name: str, play: Callable[[Path], bool], *, keep: bool = False) -> int:
-    """Run in a new folder, which is deleted after success and kept with its logs otherwise.
+    """Run ``play`` in a new folder, which is deleted after success and otherwise kept with its logs.
 
     Returns the exit code: 0 for success, 1 for a failure, 130 after an interruption.
     """
@@ -93,7 +91,7 @@ def run_in_folder(name: str, play: Callable[[Path], bool], *, keep: bool = False
 
 
 class Room:
-    """One run's processes. The driver is watched: one that ends by itself is a ``failure``, and is started again."""
+    """All processes of one run. A driver that ends unexpectedly is a ``failure``, and is started again."""
 
     def __init__(self, folder: Path, seed: int, size: Size) -> None:
         self.folder = folder
@@ -151,7 +149,7 @@ class Room:
         self._stack.callback(self._over.set)
 
     def start_producer(self) -> None:
-        """Begin to send events: once the driver reads, so that no time passes without it."""
+        """Start the producer. Call this once the driver reads, so that event time starts with it."""
         start_ms = (int(time.time()) + 1) * 1000
         self.plan = Plan(self.seed, self.size.rate, self.size.users, self.size.partitions, start_ms)
         command = [sys.executable, "-m", "tests.chaos.producer", self.broker.bootstrap, TOPIC, str(self.folder)]
@@ -161,7 +159,7 @@ class Room:
         self._stack.callback(self._producer.stop)
 
     def stop_producer(self) -> dict[str, float]:
-        """Stop the producer and return what it sent."""
+        """Stop the producer. Return its summary."""
         (self.folder / "stop").touch()
         code = self._producer.wait(SENT_SECONDS)
         if code:
@@ -170,20 +168,20 @@ class Room:
         return sent
 
     def end_all_windows(self) -> None:
-        """Let every window that was begun be over."""
+        """Close all windows with an event from the future."""
         end_all_windows(self.broker.bootstrap, TOPIC, self.plan)
 
     # --- The driver ---
 
     def start_driver(self) -> None:
-        """Start it, as its supervisor would."""
+        """Start the driver, as its supervisor would."""
         with self._lock:
             self.drivers += 1
             self.expected_to_end.clear()
             self._driver = Child(Launch("the driver", self._command(), self.driver_log, self.environment, 20.0))
 
     def stop_driver(self) -> None:
-        """End it in good order."""
+        """Stop the driver with SIGTERM."""
         with self._lock:
             self.expected_to_end.set()
             if self._driver is not None:
@@ -192,7 +190,7 @@ class Room:
 
     @contextmanager
     def paused_driver(self) -> Iterator[None]:
-        """End the driver for the length of the block."""
+        """Stop the driver for the length of the block."""
         with self._lock:
             self.stop_driver()
             try:
@@ -201,13 +199,13 @@ class Room:
                 self.start_driver()
 
     def driver_pids(self) -> list[int]:
-        """Return its processes: Java's first, then Python's."""
+        """Return the driver's processes: Java first, then Python."""
         with self._lock:
             return self._driver.pids() if self._driver is not None else []
 
     @property
     def driver_log(self) -> Path:
-        """Where the driver that was started last writes."""
+        """The log file of the latest driver."""
         return self.folder / f"driver-{self.drivers}.log"
 
     def _watch(self) -> None:
@@ -262,25 +260,25 @@ class Room:
 
     @property
     def conf_file(self) -> Path:
-        """Write the settings file for our commands: the address of the store."""
+        """The settings file of commands, with the address of the store."""
         return self.folder / "riffle.toml"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the driver and our commands run with."""
+        """The environment of the driver and of commands."""
         temporary = dict.fromkeys(("TMPDIR", "SPARK_LOCAL_DIRS"), str(self.folder / "tmp"))
         python = {"PYSPARK_DRIVER_PYTHON": sys.executable}
         return {**self.cluster.environment, **self.store.environment, **temporary, **python}
 
-    # --- What there is to break ---
+    # --- Targets of faults ---
 
     def executors(self) -> list[int]:
-        """Return the executors that live, of all workers."""
-        pids = [pid for child in self.cluster._workers for pid in child.pids()]  # private: which process is whose
+        """Return the live executors of all workers."""
+        pids = [pid for child in self.cluster._workers for pid in child.pids()]  # private: the processes of each worker
         return executors(pids)
 
     def ask(self, query: str, call: str, *arguments: object) -> Any:
-        """Have the driver do what an operator asks of a query, and return its answer; ``None`` if it did not answer."""
+        """Send an operator's request to the driver. Return its answer, or ``None`` if the driver does not answer."""
         file = self.folder / "asked" / f"{uuid.uuid4().hex}.json"
         partial = file.with_suffix(".new")
         partial.write_text(json.dumps({"query": query, "call": call, "arguments": arguments}))
@@ -295,11 +293,11 @@ class Room:
         return None
 
     def committed_batches(self, query: str) -> list[int]:
-        """Return the batches that Spark's checkpoint has as done."""
+        """Return the batches that Spark's checkpoint has committed."""
         return sorted(int(file.name) for file in (self.folder / "checkpoint" / query / "commits").glob("[0-9]*"))
 
     def read_to(self, query: str) -> int:
-        """Return how many events a query has committed, by Spark's own checkpoint."""
+        """Return how many events a query has committed, according to Spark's checkpoint."""
         folder = self.folder / "checkpoint" / query
         for batch in reversed(self.committed_batches(query)):
             for line in (folder / "offsets" / str(batch)).read_text().splitlines():
@@ -308,11 +306,11 @@ class Room:
         return 0
 
     def remove(self) -> None:
-        """Delete what it left."""
+        """Delete the folder of the run."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _reason(log: str) -> str:
-    """Return the end of a driver's log."""
+    """Return the errors at the end of a driver's log, or its last lines."""
     lines = [line for line in log.splitlines() if "Error" in line or "Exception" in line]
     return "\n".join(lines[-12:])[-LOG_TAIL:] or log[-LOG_TAIL:]

@@ -1,4 +1,4 @@
-"""One chaos run from its start to its verdict: lanes of faults beside a producer, then quiet, then the comparison."""
+"""The phases of a chaos run: faults in several lanes while events are produced, then recovery, then the comparison."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ __all__ = ["Lane", "Outcome", "Tally", "committed_share", "lanes_over", "verdict
 
 CATCH_UP_SECONDS = 3_600.0
 STANDSTILL_SECONDS = 900.0
-"""The queries stand still if they read nothing for this time. A Kafka client may wait for as long as its clock was set
-back, before its query catches up."""
+"""The time without progress after which the queries are considered stuck.
+
+A Kafka client may wait as long as its clock was set back, before its query catches up.
+"""
 POLL_SECONDS = 0.5
 FIRST_BATCH_SECONDS = 400.0
 RECOVERY_SECONDS = 45.0
@@ -32,15 +34,15 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Tally:
-    """How often each kind happened, and what went wrong with the injecting itself."""
+    """How often each kind of fault happened, and the errors of the injection itself."""
 
     happened: Counter[str] = field(default_factory=Counter)
-    nobody: Counter[str] = field(default_factory=Counter)
+    without_effect: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
 
 
 class Lane(threading.Thread):
-    """One fault after the other, of one family, until it is over; what is broken then is healed."""
+    """A thread that injects faults of one lane one after the other until the run ends. Each fault is healed."""
 
     def __init__(self, name: str, room: Room, kinds: Mapping[str, Kind], tally: Tally, say: Say) -> None:
         super().__init__(name=name, daemon=True)
@@ -52,14 +54,14 @@ class Lane(threading.Thread):
         self.pauses = (2.0, 6.0)
 
     def run(self) -> None:
-        """Draw and break, until it is over."""
+        """Draw and inject faults until the run ends."""
         for drawn in draw(self._room.seed, self.name, list(self._kinds), self.pauses):
             if self._recovered(drawn.pause_seconds):
                 return
             self._one(drawn)
 
     def _recovered(self, pause_seconds: float) -> bool:
-        """Wait, bounded, until each query has committed another batch; return whether the run has ended."""
+        """Wait for a bounded time until each query has committed another batch. Return whether the run has ended."""
         progress = self._progress()
         give_up = time.monotonic() + RECOVERY_SECONDS
         while not self.over.wait(pause_seconds) and time.monotonic() < give_up:
@@ -81,26 +83,26 @@ class Lane(threading.Thread):
             self._say(f"{drawn.kind}: {fault.told if happened else 'nothing to break'}")
             if happened:
                 self.over.wait(holds)
-        except Exception as error:  # noqa: BLE001 - told at the end, and fails the run
+        except Exception as error:  # noqa: BLE001 - reported at the end, fails the run
             happened = False
             self._tally.broken.append(f"{drawn.kind}: {type(error).__name__}: {error}")
         finally:
             self._healed(drawn.kind, fault.heal)
         if happened and not fault.came():
             happened = False
-            self._say(f"{drawn.kind}: nobody met it")
-        (self._tally.happened if happened else self._tally.nobody)[drawn.kind] += 1
+            self._say(f"{drawn.kind}: had no effect")
+        (self._tally.happened if happened else self._tally.without_effect)[drawn.kind] += 1
 
     def _healed(self, kind: str, heal: Callable[[], None]) -> None:
         try:
             heal()
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - reported at the end
             self._tally.broken.append(f"healing {kind}: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures."""
+    """The figures of a chaos run."""
 
     seed: int
     rows: int
@@ -122,7 +124,7 @@ class Outcome:
 
 
 def lanes_over(lanes: list[Lane]) -> None:
-    """End the lanes, and wait until what they broke is whole."""
+    """End the lanes. Wait until their faults are healed."""
     for lane in lanes:
         lane.over.set()
     for lane in lanes:
@@ -130,24 +132,24 @@ def lanes_over(lanes: list[Lane]) -> None:
 
 
 def await_first_batches(room: Room) -> None:
-    """Wait until every query has committed a batch: faults before that are those of a start."""
+    """Wait until every query has committed a batch, because earlier faults would only disturb the start."""
     wait(lambda: all(room.read_to(query) for query in QUERIES), FIRST_BATCH_SECONDS, "the first batches")
 
 
 def wait(reached: Callable[[], bool], seconds: float, condition: str) -> float:
-    """Wait until it is so; return how long that took."""
+    """Wait until a condition holds. Return the seconds that it took."""
     started = time.monotonic()
     while not reached():
         if time.monotonic() - started > seconds:
-            raise TimeoutError(f"not in {seconds:g} s: {condition}")
+            raise TimeoutError(f"timeout after {seconds:g} s: {condition}")
         time.sleep(POLL_SECONDS)
     return time.monotonic() - started
 
 
 def catch_up(room: Room, events: int, say: Say) -> bool:
-    """Wait until each query has read all events; return whether they have.
+    """Wait until each query has read all events. Return whether they have.
 
-    End after ``CATCH_UP_SECONDS``, or when the queries stand still.
+    Give up after ``CATCH_UP_SECONDS``, or when the queries make no progress.
     """
     started = advanced = time.monotonic()
     most = 0
@@ -167,7 +169,7 @@ def catch_up(room: Room, events: int, say: Say) -> bool:
 
 
 def verdicts(room: Room, events: int) -> dict[str, Verdict]:
-    """Compare each query's deliveries with the ledger."""
+    """Return the comparison of each query's deliveries with the ledger."""
     by_user, by_window = ledgers(room.plan, events)
     expected = {"totals": by_user, "visits": by_user, "windows": by_window}
     return {
@@ -177,7 +179,7 @@ def verdicts(room: Room, events: int) -> dict[str, Verdict]:
 
 
 def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str, Verdict]:
-    """Wait, bounded, until all due timers and windows were delivered; return the verdicts."""
+    """Wait for a bounded time until all due timers and windows are delivered. Return the verdicts."""
     give_up = time.monotonic() + seconds
     query_verdicts = verdicts(room, events)
     while not all(verdict.is_exact for verdict in query_verdicts.values()) and time.monotonic() < give_up:
@@ -196,7 +198,7 @@ def committed_share(path: Path, reports_by_query: Mapping[str, Sequence[object]]
 
 
 def reports(folder: Path) -> list[dict[str, object]]:
-    """Return the batch reports of a query, those of drivers that were killed in the middle of a line left out."""
+    """Return the batch reports of a query, without lines that a killed driver left unfinished."""
     lines = []
     for line in folder.read_text().splitlines() if folder.exists() else ():
         try:

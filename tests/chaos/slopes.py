@@ -1,4 +1,4 @@
-"""Decide whether sampled values grow: a slope that few outliers do not change, and a bound."""
+"""Decide whether a sampled quantity grows, with a slope that is robust to outliers, and a bound."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 __all__ = ["Slope", "slope_of"]
 
 WARM_UP_SHARE = 1 / 3
-"""Of the samples, the first of which are left out at least: pools fill, classes load."""
+"""The share of the first samples that is ignored, because pools fill and classes load."""
 SHARE = 0.02
-"""A growth of this share of the level, over all samples that count, is none that anybody would notice."""
+"""A growth below this share of the level counts as flat."""
 SCATTERS = 2.0
-"""Nor is one that is less than twice as large as samples usually are off the line."""
+"""A growth below this multiple of the usual distance of samples from the line counts as flat."""
 AN_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """How a quantity went: its level, its growth over the samples that count and in an hour, and what is flat."""
+    """The trend of a quantity: its level, its growth over the samples and per hour, and the bound of a flat one."""
 
     name: str
     level: float
@@ -30,7 +30,7 @@ class Slope:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it does not grow; what shrinks is flat, too."""
+        """Whether the quantity does not grow."""
         return self.growth <= self.bound
 
     def __str__(self) -> str:
@@ -42,11 +42,10 @@ class Slope:
 
 
 def slope_of(name: str, times: Sequence[float], values: Sequence[float], least: float, first: int = 0) -> Slope:
-    """Return how a quantity went; ``least`` is a growth that is always flat, whatever the level, ``first`` the number
-    of the sample from which on it is to be.
+    """Return the trend of a quantity from the sample with the number ``first`` on.
 
-    The slope is the median of those between any two samples (Theil and Sen): a single high sample, or a tooth of a saw,
-    does not move it.
+    ``least`` is a growth that always counts as flat. The slope is the median of the slopes between any two samples
+    (Theil and Sen), so single high samples and sawtooth shapes do not change it.
     """
     skipped = max(first, int(len(times) * WARM_UP_SHARE))
     points = list(zip(times[skipped:], values[skipped:], strict=True))

@@ -1,12 +1,11 @@
-"""``./run chaos --steady``: three steady queries for a while, and whether anything of theirs grows: memory, open files,
-threads, temporary files, objects in the store.
+"""``./run chaos --steady``: run three queries without faults, and check that nothing grows.
 
-./run chaos --steady --minutes 30 [--json] [--rate 1000]
+    ./run chaos --steady --minutes 30 [--json] [--rate 1000]
 
-What is retained fills up first. A delta goes once the chain that lists it has been cut by a snapshot, which is due at
-the latest after ``retained_versions`` batches; that record is retained no more; the record that deletes is there; and
-nothing counts on the full record any more that told of it. Deltas on local disk go once there are enough spare ones. So
-many batches later nothing is to grow any more, whatever a batch takes.
+The checked quantities are memory, open files, threads, temporary files, and objects in the store. At first retained
+objects accumulate. A delta is deleted once a snapshot has replaced its chain, which happens after at most
+``retained_versions`` batches, and once no retained record or full record lists it. Deltas on local disk are deleted
+once there are enough spare ones. After this number of batches nothing may grow.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ SAMPLES = 60
 LEAST_SECONDS = 5.0
 LEAST_SAMPLES = 15
 SEEN_SHARE = 0.8
-"""Of the samples that count, so many must have each quantity: a process may be looked at as it ends."""
+"""The share of the counted samples that must have a quantity. A process may end while it is sampled."""
 SLOTS = 2
-"""An executor's."""
+"""The number of slots of an executor."""
 LEAKED_A_BATCH = 0.1
-"""What is left behind by one batch in ten is found: of files, threads and descriptors, and of 100 kB each."""
+"""A leak of one file, thread or descriptor in ten batches, or of 100 kB per batch, is detected."""
 Sample = dict[str, float]
 
 
 def heap_mb(pid: int) -> float | None:
-    """Return what a JVM's heap holds after a collection, if the machine has what asks for that."""
+    """Return the used heap of a JVM after a collection, or ``None`` without ``jcmd``."""
     try:
         commands = [
             subprocess.run(["jcmd", str(pid), command], capture_output=True, text=True, timeout=60, check=True)
@@ -63,7 +62,7 @@ def heap_mb(pid: int) -> float | None:
 
 
 def of_processes(name: str, pids: Iterable[int]) -> Sample:
-    """Return memory, open files and threads of some processes together."""
+    """Return the total memory, open files and threads of some processes."""
     sample: Sample = defaultdict(float)
     for pid in pids:
         with suppress(OSError):
@@ -75,7 +74,7 @@ def of_processes(name: str, pids: Iterable[int]) -> Sample:
 
 
 def sample(room: Room) -> Sample:
-    """Return everything there is to see at this moment."""
+    """Return all quantities at this moment."""
     java, python = drivers(room.driver_pids(), APP.name)
     executors = room.executors()
     sample: Sample = {}
@@ -83,7 +82,7 @@ def sample(room: Room) -> Sample:
         heaps = [heap_mb(pid) for pid in pids]
         sample |= of_processes(name, pids)
         if pids and shutil.which("jcmd"):
-            # A heap grows to its limit whatever is in it, so its memory says nothing where more can be known.
+            # A JVM's heap grows to its limit anyway, so use its heap after a collection instead if it is known.
             sample.pop(f"{name}: memory, MB", None)
             if None not in heaps:
                 sample[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
@@ -102,27 +101,28 @@ def sample(room: Room) -> Sample:
 
 
 def _files(folders: Iterable[Path]) -> int:
-    # os.walk goes on where a folder has been deleted since it was listed.
+    # os.walk ignores folders that are deleted after they were listed.
     return sum(len(names) for folder in folders for _, _, names in os.walk(folder))
 
 
 def filling_batches(query_settings: Mapping[str, Any], trigger_seconds: float) -> int:
-    """Return after how many batches all that is retained is there, by a query's settings."""
+    """Return the number of batches after which all retained objects exist, for these settings."""
     settings = Settings(**query_settings)
     retained = max(settings.retained_versions, math.ceil(settings.retained_for / trigger_seconds))
-    in_store = settings.retained_versions + retained + 2 * FULL_EVERY  # deletes come as seldom as full records
-    return max(in_store, deltas._SPARE_FILES_MAX // SLOTS)  # private: no setting says it
+    in_store = settings.retained_versions + retained + 2 * FULL_EVERY  # deletes are as rare as full records
+    return max(in_store, deltas._SPARE_FILES_MAX // SLOTS)  # private: it is not a setting
 
 
 def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slope]:
-    """Judge every quantity from the first sample on in which each query has had ``filling`` batches. Raises
-    ``ConfigError`` if there are too few of these samples, or too few that have some quantity.
+    """Return the trend of each quantity, counted from the first sample after ``filling`` batches of each query.
+
+    Raises ``ConfigError`` if there are too few such samples, or if too few of them have a quantity.
     """
     done = [min(sample[f"batches of {query}"] for query in QUERIES) for sample in samples]
     first = sum(batches < filling for batches in done)
     if len(samples) - first < LEAST_SAMPLES:
-        problem = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
-        raise ConfigError(problem, remedy="have it run longer: --minutes")
+        problem = f"retained objects accumulate for {filling} batches, but the run had {done[-1]:.0f}"
+        raise ConfigError(problem, remedy="Increase --minutes.")
     batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
     names = dict.fromkeys(name for sample in samples for name in sample if "batches of" not in name)
     return [_slope(name, times, samples, LEAKED_A_BATCH * batches, first) for name in names]
@@ -133,13 +133,13 @@ def _slope(name: str, times: list[float], samples: list[Sample], least: float, f
     counting = sum(number >= first for number in having)
     if counting < SEEN_SHARE * (len(samples) - first):
         problem = f"{name} was seen in {counting} of the {len(samples) - first} samples that count"
-        raise ConfigError(problem, remedy="run it again on a machine that is less busy")
+        raise ConfigError(problem, remedy="Run it again on a machine with less load.")
     of_first = sum(number < first for number in having)
     return slope_of(name, [times[n] for n in having], [samples[n][name] for n in having], least, of_first)
 
 
 class SteadyRun:
-    """One run."""
+    """One run without faults."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options = options
@@ -147,11 +147,11 @@ class SteadyRun:
         self._begun = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Tell how far it is."""
+        """Print a message with the time since the start."""
         print(f"{time.monotonic() - self._begun:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     def run(self) -> dict[str, object]:
-        """Start everything, look at it for as long as was asked, and compare."""
+        """Start everything, sample it for the given time, and compare."""
         options = self._options
         with Room(self._folder, options.seed, Size(rate=options.rate)) as room:
             room.start_producer()
@@ -192,22 +192,22 @@ class SteadyRun:
 
 
 def is_good(figures: Mapping[str, object]) -> bool:
-    """Tell whether nothing grows, nothing failed and nothing is wrong."""
+    """Return whether nothing grows, nothing failed and all results are right."""
     return bool(figures["exact"]) and not figures["grows"] and not figures["failures"]
 
 
 def main(arguments: list[str]) -> int:
-    """Run it; 0 if everything is flat and right, 1 if not, 130 if interrupted."""
+    """Run steady queries. Return 0 if nothing grows and all results are right, 1 if not, 130 if interrupted."""
     description = "Run steady queries and check whether anything grows."
     parser = argparse.ArgumentParser(prog="./run chaos --steady", description=description)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (%(default)s)")
-    parser.add_argument("--rate", type=int, default=1_000, help="events a second (%(default)s)")
+    parser.add_argument("--rate", type=int, default=1_000, help="events per second (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
     for name in ("minutes", "rate"):
         if not getattr(options, name) > 0:
-            parser.error(f"--{name} is to be more than 0")
+            parser.error(f"--{name} must be more than 0")
 
     def play(folder: Path) -> bool:
         result = SteadyRun(options, folder).run()

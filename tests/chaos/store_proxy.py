@@ -1,6 +1,6 @@
 """A proxy for a real S3 server that breaks answers on request.
 
-Each kind of trouble meets a share of the requests, drawn from a seed; ``refuse`` closes the port itself.
+Each kind of trouble meets a random share of the requests. ``refusing`` closes the port.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ TROUBLES: Final = (
     "error after success",
     "no answer after success",
 )
-"""What may become of a request. Truncated: the connection ends in good order, in the middle of what was announced."""
+"""The kinds of trouble. A truncated body ends regularly before its announced length."""
 SLOW_SECONDS = 5.0
 BEHIND_TIMEOUT_SECONDS = 60.0
 _HOPS = {"content-length", "transfer-encoding", "connection", "server", "date"}
-_RESET = struct.pack("ii", 1, 0)  # close() with nothing left to wait for sends RST
+_RESET = struct.pack("ii", 1, 0)  # with this option close() sends RST
 
 
 class Trouble(NamedTuple):
-    """One kind, and the share of requests that meet it."""
+    """A kind of trouble, and the share of requests that meet it."""
 
     kind: str
     share: float = 1.0
@@ -52,7 +52,7 @@ class _Answer(NamedTuple):
 
 
 class StoreProxy:
-    """Listens on one loopback port as long as it runs. ``met`` counts the requests that met each trouble."""
+    """A proxy that listens on one loopback port. ``met`` counts the requests that met each trouble."""
 
     def __init__(self, endpoint: str, seed: int) -> None:
         self.met: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class StoreProxy:
 
     @property
     def endpoint(self) -> str:
-        """What clients call the server."""
+        """The address of the proxy for clients."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -86,7 +86,7 @@ class StoreProxy:
             self._serve(self._port)
 
     def stop(self) -> None:
-        """Close the port and every connection; nothing answers any more."""
+        """Close the port and all connections."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -98,7 +98,7 @@ class StoreProxy:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def drawn(self) -> str | None:
-        """Draw what becomes of the request at hand."""
+        """Return the trouble of the current request, or ``None``."""
         with self._lock:
             trouble = self.trouble
             if trouble is None or self._chance.random() >= trouble.share:
@@ -111,12 +111,12 @@ class StoreProxy:
             self.met[kind] += 1
 
     def connected(self, connection: socket.socket, *, at_once: bool) -> None:
-        """Remember, or forget, a connection."""
+        """Add a new connection, or remove a closed one."""
         with self._lock:
             (self._open.add if at_once else self._open.discard)(connection)
 
     def forward(self, command: str, path: str, body: bytes, headers: dict[str, str]) -> _Answer:
-        """Have the server behind do it."""
+        """Send the request to the server. Return its answer."""
         with closing(http.client.HTTPConnection(self._behind, timeout=BEHIND_TIMEOUT_SECONDS)) as server:
             server.request(command, path, body, headers)
             answer = server.getresponse()
@@ -139,11 +139,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close it without the usual end of data before: else nothing would be a reset."""
+        """Close the connection without a regular end of data, so that it can be a reset."""
         self.close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Stay silent: clients go away in the middle of what they ask, that is what this is for."""
+        """Ignore errors of clients, because breaking connections is the purpose of the proxy."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Stay silent."""
+        """Log nothing."""
 
 
 def _refusal(kind: str) -> _Answer:

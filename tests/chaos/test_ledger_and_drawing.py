@@ -11,21 +11,21 @@ Rows = list[tuple[int, int, int]]
 
 
 def call(batch: int, rows: Rows, line: int = 0) -> Call:
-    """Return a call of a sink with these rows: place, count, sum."""
+    """Return a call of a sink with these rows: index, count, sum."""
     columns = np.array(rows, np.int64).reshape(-1, 3).T
     return Call(Delivery("q", line, batch), *columns)
 
 
 def ledger(*rows: tuple[int, int]) -> Ledger:
-    """Return a ledger of two places."""
+    """Return a ledger of two users."""
     counts, sums = np.array(rows, np.int64).T
     return Ledger(counts, sums)
 
 
 MORE = [call(0, [(0, 1, 5)]), call(1, [(0, 2, 7), (1, 1, 4)])]
-"""Three events of place 0, one of place 1."""
+"""Three events of user 0, one of user 1."""
 TOTALS = [call(0, [(0, 1, 5)]), call(1, [(0, 3, 12), (1, 1, 4)])]
-"""The same, told as running totals."""
+"""The same events as running totals."""
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ TOTALS = [call(0, [(0, 1, 5)]), call(1, [(0, 3, 12), (1, 1, 4)])]
     ],
 )
 def test_what_is_added_up(calls: list[Call], verdict: Verdict) -> None:
-    """Where each row is something more, deliveries count once, and what a rollback gave up does not count."""
+    """Rows that are added up: each delivery counts once, and deliveries removed by a rollback do not count."""
     assert compare(ledger((3, 12), (1, 4)), calls, running=False) == verdict
 
 
@@ -70,5 +70,5 @@ def test_what_is_added_up(calls: list[Call], verdict: Verdict) -> None:
     ids=["exact", "the same again", "a batch is lost", "told twice", "a total that went back"],
 )
 def test_what_replaces_what_was(calls: list[Call], verdict: Verdict) -> None:
-    """Where rows are running totals the newest counts, and a total that does not grow is wrong."""
+    """Running totals: the newest counts, and a total that does not grow is wrong."""
     assert compare(ledger((3, 12), (1, 4)), calls, running=True) == verdict

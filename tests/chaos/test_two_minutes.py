@@ -1,4 +1,4 @@
-"""Two minutes of chaos on real processes, as ``./run chaos`` has them for as long as one likes."""
+"""Two minutes of ``./run chaos`` on real processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SECONDS = 1200
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_nothing_is_lost_and_nothing_doubled_while_real_processes_break() -> None:
-    """Three queries with a broker, a store and a driver that are broken at random end up with exactly what was sent,
-    and none of them has failed by itself. Two minutes are too few for every kind of fault.
+    """Three queries deliver each sent event exactly once while broker, store, executors and driver are broken.
+
+    No query fails by itself. Two minutes are too short for every kind of fault.
     """
     command = [sys.executable, "-m", "tests.chaos", "--seed", "1", "--minutes", "2", "--least", "0", "--rate", "2000"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False)

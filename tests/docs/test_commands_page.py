@@ -1,4 +1,4 @@
-"""docs/commands.md is what the commands say of themselves."""
+"""`docs/commands.md` is generated from the help of the commands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.kit.folders import CHECKOUT
 
 
 def test_the_page_has_the_help_of_every_command() -> None:
-    """Write it again with `./run reference`."""
+    """The page has the help of every command. `./run reference` writes it."""
     assert PAGE.read_text() == page()
 
 
 def test_every_command_documents_its_exit_codes_and_options() -> None:
-    """Each option has a meaning."""
+    """Every command has a section, and every option and exit code has a description."""
     text = page()
     for name in COMMANDS:
         assert f"\n## {name}\n" in text
@@ -23,7 +23,10 @@ def test_every_command_documents_its_exit_codes_and_options() -> None:
 
 
 def test_commands_name_their_root_as_the_first_argument() -> None:
-    """The hidden option `--root` is for old scripts. Only `riffle doctor`, which may have no root, documents it."""
+    """The docs never show the hidden option `--root`.
+
+    Only `riffle doctor` documents it, because its root is optional.
+    """
     texts = [*(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "riffle_spark").rglob("*.py"), CHECKOUT / "README.md"]
     old = {
         f"{path.relative_to(CHECKOUT)}: {line.strip()}"

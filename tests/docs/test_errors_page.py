@@ -1,4 +1,4 @@
-"""Every error of the product has an id, and ``docs/errors.md`` lists it with the words of the source."""
+"""Every error of the product has an id, and ``docs/errors.md`` lists it with the message of the source."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.kit.folders import CHECKOUT
 
 ROOT = "RiffleError"
 INTERNAL = {"FailedKeys"}
-"""Exceptions that the product catches itself, or that carry the id of another one."""
+"""Exceptions that the product catches itself, and exceptions that contain the id of another one."""
 
 
 @pytest.fixture(scope="module")
 def reader() -> reference.Reader:
-    """Return what reads the modules of the source, once."""
+    """Return a reader that parses each module of the source once."""
     return reference.Reader()
 
 
@@ -29,18 +29,18 @@ def messages(reader: reference.Reader) -> list[reference.Message]:
 
 
 def test_the_page_has_the_words_of_the_source(messages: list[reference.Message]) -> None:
-    """Run ``./run reference`` after changing a message."""
+    """The page has the messages of the source. ``./run reference`` writes it."""
     assert reference.PAGE.read_text() == reference.page(messages)
 
 
 def test_values_of_a_run_are_plain_names(messages: list[reference.Message]) -> None:
-    """The page shows what a user sees: no expression of the source, no ``%s``."""
+    """Messages on the page have names as placeholders, and never an expression of the source or ``%s``."""
     texts = [text for message in messages for text in (message.problem, message.remedy)]
     assert [text for text in texts if re.search(r"%[srdg]|\{\W|\{[^}]*[.(\[]", text)] == []
 
 
 def test_an_id_has_one_message(messages: list[reference.Message]) -> None:
-    """Two places share an id only if class and message are the same."""
+    """Two places use the same id only with the same class and message."""
     texts: dict[str, set[tuple[str, str]]] = {}
     for message in messages:
         texts.setdefault(message.id, set()).add((message.kind, message.problem))
@@ -48,7 +48,7 @@ def test_an_id_has_one_message(messages: list[reference.Message]) -> None:
 
 
 def test_every_error_that_is_made_has_an_id(reader: reference.Reader) -> None:
-    """An error without an id could not be looked up."""
+    """Every call that creates an error passes an id."""
     sources = {path: reader.source(path).statements for path in (CHECKOUT / "riffle_spark").rglob("*.py")}
     classes_made = [node for found in sources.values() for node, _, _ in found if isinstance(node, ast.ClassDef)]
     bases = {node.name: set(map(ast.unparse, node.bases)) for node in classes_made}
@@ -68,14 +68,14 @@ def test_every_error_that_is_made_has_an_id(reader: reference.Reader) -> None:
 
 
 def _class_name(function: ast.expr) -> str:
-    """Return the name of the class that a call makes, or nothing."""
+    """Return the name of the class that a call creates, or an empty text."""
     if isinstance(function, ast.Attribute):
         return function.attr if isinstance(function.value, ast.Name) and function.value.id == "errors" else ""
     return function.id if isinstance(function, ast.Name) else ""
 
 
 def test_an_error_shows_its_id() -> None:
-    """The id is the first thing that a log line or a traceback shows."""
+    """The text of an error starts with its id."""
     error = ConfigError("a fact", remedy="do it", where="here", id="RIFFLE-9999")
     assert error.id == "RIFFLE-9999"
     assert str(error) == "[RIFFLE-9999] a fact [here]\n  What to do: do it"

@@ -1,4 +1,4 @@
-"""The pages say what is so: examples run as written, links lead somewhere, settings are those of the code."""
+"""The pages are true: examples run as written, links have a target, and settings are those of the code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLDER = "/tmp/riffle-quickstart"
 
 
 def test_relative_links_lead_to_files_and_headings() -> None:
-    """Every relative link names a file of the project and, behind a '#', one of its headings."""
+    """Every relative link is to a file of the project and, after a `#`, to one of its headings."""
     broken = []
     for page in PAGES:
         for link in links(page):
@@ -44,7 +44,7 @@ def test_relative_links_lead_to_files_and_headings() -> None:
 
 
 def test_files_that_pages_name_are_there() -> None:
-    """Every path of a Python file that a page shows, with its folder, is one of the product or of the project."""
+    """Every Python file that a page names with its folder exists in the product or in the project."""
     named = {(page.name, path) for page in PAGES for path in re.findall(r"`(\w[\w/]*/\w+\.py)`", page.read_text())}
     places = (CHECKOUT, CHECKOUT / "riffle_spark", CHECKOUT / "riffle_spark" / "spark")
     assert len(named) > 20
@@ -52,7 +52,10 @@ def test_files_that_pages_name_are_there() -> None:
 
 
 def test_the_connectors_of_a_page_are_those_of_the_installed_spark() -> None:
-    """No command fixes their version: the one in getting-started.md prints those that fit. Its table has them too."""
+    """No page names a version of the connectors.
+
+    The command and the table of getting-started.md have the right ones.
+    """
     fixed = [page.name for page in PAGES if re.search(r"--packages \S*sql-kafka\S*:[0-9]", page.read_text())]
     assert fixed == []
     page = next(page for page in PAGES if page.name == "getting-started.md")
@@ -66,7 +69,7 @@ def test_the_connectors_of_a_page_are_those_of_the_installed_spark() -> None:
 
 
 def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
-    """The README and the docs have runnable examples; what needs servers to run is at least free of syntax errors."""
+    """The README and the docs have runnable examples. Examples that need servers are valid Python."""
     pages = {"README.md", "getting-started.md", "sinks.md", "formats.md", "configuration.md"}
     assert pages <= {block.page.name for block in RUNNABLE}
     for block in ONLY_SHOWN:
@@ -74,7 +77,7 @@ def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
 
 
 def test_every_setting_stands_in_the_configuration_page_with_its_default() -> None:
-    """The page's tables name each setting of the code exactly once, and its default."""
+    """The tables of configuration.md name each setting once, with its default."""
     rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
     default_cells = {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")}
     assert sorted(row[0].strip("`") for row in rows if row[0].startswith("`")) == sorted(Settings.__dataclass_fields__)
@@ -87,13 +90,13 @@ def test_every_setting_stands_in_the_configuration_page_with_its_default() -> No
 
 
 def test_the_page_says_of_each_setting_whether_it_is_live() -> None:
-    """The column that tells when a change takes effect says "live" of the live settings, and of no other."""
+    """The column on when a change takes effect has "live" for exactly the live settings."""
     rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
     assert {row[0].strip("`") for row in rows if row[3] == "live"} == LIVE
 
 
 def test_the_page_of_own_assignors_names_every_field() -> None:
-    """What an assignor is told and what it answers is documented field by field."""
+    """own-assignor.md documents each field of an assignor's input and output."""
     page = CHECKOUT / "docs" / "own-assignor.md"
     named = {name for row in table_rows(page) for name in re.findall(r"`(\w+)`", row[0])}
     for kind in (View, Member, Task, Assignment):
@@ -103,13 +106,13 @@ def test_the_page_of_own_assignors_names_every_field() -> None:
 
 
 def test_the_reference_is_what_the_settings_lines_say() -> None:
-    """The page's tables and conf/riffle.toml are as `./run reference` writes them: run it after changing a setting."""
+    """configuration.md and conf/riffle.toml are generated. `./run reference` writes them after a setting is changed."""
     assert reference.PAGE.read_text() == reference.page(reference.PAGE.read_text())
     assert reference.EXAMPLE.read_text() == reference.example()
 
 
 def test_the_page_keeps_what_stands_around_its_tables() -> None:
-    """A table that differs is written anew, the text about it stays, and a page without a section is refused."""
+    """The generator replaces a changed table and keeps the text around it. It refuses a page without a section."""
     page = reference.PAGE.read_text()
     assert reference.page(page.replace("| `num_standbys` | 0 | ≥ 0 | live |", "| `num_standbys` | 7 |")) == page
     assert reference.page(page.replace("## Keys\n", "## Keys\n\nAbout keys.\n")).count("About keys.\n") == 1
@@ -118,18 +121,18 @@ def test_the_page_keeps_what_stands_around_its_tables() -> None:
 
 
 def _value(cell: str) -> str:
-    """Return a cell as one would write it in a setting: '10 000' without its space, nothing for what is not set."""
+    """Return a cell as the value of a setting: '10 000' without its space, and an empty text for 'not set'."""
     return "" if cell in ("not set", "none") else re.sub(r"(?<=\d) (?=\d)", "", cell.strip("`"))
 
 
 def test_the_example_settings_are_all_commented_out() -> None:
-    """conf/riffle.toml can be read, and sets nothing."""
+    """conf/riffle.toml is a valid file that sets nothing."""
     assert read_toml(CHECKOUT / "conf" / "riffle.toml") == {}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what stands for the folder that the examples use."""
+    """Return the folder that replaces the folder of the examples."""
     return tmp_path_factory.mktemp("quickstart")
 
 
@@ -144,7 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_runnable_examples_run_as_written(
     spark: SparkSession, folder: Path, block: Block, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each block marked as runnable runs, in the order of the pages, and prints what it computed, without a warning."""
+    """Each runnable block runs in the order of the pages, prints its result, and raises no warning."""
     code = block.code.replace(FOLDER, str(folder))
     variables: dict[str, object] = {"__name__": "__main__"}
     with no_warnings():
@@ -160,7 +163,7 @@ def test_runnable_examples_run_as_written(
 
 
 def _changes_listed(root: str) -> int:
-    """Return how many changed rows the log lists after the snapshots, as our own reader has it."""
+    """Return how many changed rows the log lists after the snapshots."""
     log = Log(open_store(root), root)
     log.open()
     listed = sum(link.rows for entry in log.manifest.entries.values() for link in entry.chain)

@@ -49,14 +49,14 @@ EXPECTED = {
 
 @pytest.fixture
 def s3(tmp_path: Path) -> Iterator[S3Server]:
-    """A server with the page's bucket."""
+    """Start an S3 server with the bucket of the page."""
     with S3Server(tmp_path / "s3", BUCKET) as server:
         yield server
 
 
 @pytest.fixture
 def run(s3: S3Server, kafka_broker: KafkaBroker, tmp_path: Path) -> Iterator[Callable[[str, list[str]], Child]]:
-    """Run a program with a block of the page as its code, until the test ends."""
+    """Return a function that runs a block of the page. The started programs end with the test."""
     (tmp_path / "spark-defaults.conf").write_text(DEFAULTS.format(endpoint=s3.endpoint))
     variables = {
         **s3.environment,
@@ -83,13 +83,13 @@ def run(s3: S3Server, kafka_broker: KafkaBroker, tmp_path: Path) -> Iterator[Cal
 
 
 def block_with(text: str) -> str:
-    """Return the block of the page that has a text."""
+    """Return the only block of the page that contains a text."""
     (code,) = [block.code for block in blocks(PAGE) if text in block.code]
     return code
 
 
 def send_events(broker: KafkaBroker, topic: str) -> None:
-    """Send the events that the page's schema has."""
+    """Send events with the schema of the page."""
     broker.create_topic(topic, 2)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
     for amount in range(EVENTS):
@@ -99,7 +99,7 @@ def send_events(broker: KafkaBroker, topic: str) -> None:
 
 
 def newest_totals(rows: list[Mapping[str, object]]) -> dict[str, tuple[int, int]]:
-    """Return the greatest count and total of each user."""
+    """Return the greatest count and total per user."""
     newest: dict[str, tuple[int, int]] = {}
     for row in rows:
         user, count, total = row["user_id"], row["count"], row["total"]
@@ -113,7 +113,7 @@ def newest_totals(rows: list[Mapping[str, object]]) -> dict[str, tuple[int, int]
 def test_the_query_on_kafka_and_s3_runs(
     run: Callable[[str, list[str]], Child], s3: S3Server, kafka_broker: KafkaBroker
 ) -> None:
-    """`configure` adds both connectors. Totals are in Parquet files, state and checkpoint in the bucket."""
+    """The Kafka query writes its totals to Parquet files, and its state and checkpoint to the bucket."""
     send_events(kafka_broker, "events")
     client = boto3.session.Session().client("s3", **s3.client_arguments)
 
@@ -135,7 +135,7 @@ def test_the_query_on_kafka_and_s3_runs(
 def test_the_application_is_submitted_as_printed(
     run: Callable[[str, list[str]], Child], s3: S3Server, kafka_broker: KafkaBroker
 ) -> None:
-    """With the packages that its first line prints."""
+    """The application of the page runs with `spark-submit` and the packages that the page prints."""
     topics = {"--topic events": "--topic submitted", "--output-topic totals": "--output-topic submitted-totals"}
     code = block_with("spark-submit --packages")
     for printed, own in topics.items():

@@ -1,4 +1,4 @@
-"""The local S3 server of getting-started.md starts as printed, and holds a root. Only its port is replaced."""
+"""The local S3 server of getting-started.md starts as printed and can store a root. Only its port is replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = "moto_server -H 127.0.0.1 -p 9000"
 
 
 def test_a_root_on_the_local_server_is_checked_as_printed(tmp_path: Path) -> None:
-    """The bucket is created, and `riffle doctor` writes, reads and deletes below the root."""
+    """The commands of the page create the bucket, and `riffle doctor` writes, reads and deletes below the root."""
     (after,) = [block.code for block in blocks(PAGE) if "create_bucket" in block.code]
     assert any(START in block.code for block in blocks(PAGE))
     port = free_port()

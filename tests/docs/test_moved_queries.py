@@ -1,4 +1,7 @@
-"""Queries of the page that moves them answer the same with its one line as without; it names what is refused."""
+"""The queries of move-your-query.md return the same rows with riffle_spark as without.
+
+The page lists what is refused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.kit.quiet import no_warnings
 
 PAGE = CHECKOUT / "docs" / "move-your-query.md"
 BESIDE = tuple(CHECKOUT / "docs" / name for name in ("joins.md", "windows.md"))
-"""Pages whose blocks read what those of the page have made."""
+"""Pages whose blocks use variables of the blocks of this page."""
 BLOCKS = [block for block in blocks(PAGE) if block.info == "python moved"]
 SHOWN = [block.code for block in blocks(PAGE) if block.info == "text shown"]
 OWN, SHOWN_OWN = (
@@ -28,7 +31,7 @@ FEW = 2
 
 
 def test_the_table_has_every_term_that_is_refused() -> None:
-    """Its reason and its way out stand beside it, as the list has them."""
+    """The table of the page has each refused term with its reason and its remedy."""
     queries = {row[0]: row[1:] for row in table_rows(PAGE)}
     parts = [(*refused.problem.split(" is not supported, because "), refused.remedy) for refused in REFUSED.values()]
     rows = {term: [f"{reason[0].upper()}{reason[1:]} {remedy}"] for term, reason, remedy in parts}
@@ -36,7 +39,7 @@ def test_the_table_has_every_term_that_is_refused() -> None:
 
 
 def _shown(block: Block, variables: dict[str, object], folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
-    """Run a block among what those before it left; return what it printed."""
+    """Run a block with the variables of the blocks before it. Return its output."""
     capfd.readouterr()
     with no_warnings():
         exec(compile(block.code.replace(FOLDER, str(folder)), str(block), "exec"), variables)
@@ -44,7 +47,7 @@ def _shown(block: Block, variables: dict[str, object], folder: Path, capfd: pyte
 
 
 def _alone(block: Block) -> Block:
-    """Return a block without the lines that wrap."""
+    """Return a block without the lines that call `riffle_spark.on`."""
     lines = [line for line in block.code.splitlines() if WRAPS not in line]
     return Block(block.page, block.line, block.info, "\n".join(lines))
 
@@ -59,9 +62,9 @@ def _alone(block: Block) -> Block:
 def test_moved_queries_answer_what_the_page_shows(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, wrapped: bool, count: int | None
 ) -> None:
-    """The page's queries print what the page shows, wrapped and on Spark alone, without a warning.
+    """The queries of the page print what it shows, with riffle_spark and with Spark alone, without a warning.
 
-    ``./run test`` plays the first queries. Long runs play all, and the blocks that only riffle_spark can run.
+    ``./run test`` runs the first queries. Long runs play all of them, and the blocks that only riffle_spark can run.
     """
     spark.conf.set("spark.riffle.key_groups", "8")
     variables: dict[str, object] = {"__name__": "__main__"}

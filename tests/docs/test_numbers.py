@@ -1,4 +1,4 @@
-"""The numbers page is made of what benchmarks measured, and nothing else quotes other figures."""
+"""The page docs/numbers.md is generated from stored figures of benchmarks, and other pages quote only its figures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _run(command: str, **values: float) -> Run:
 
 
 def test_the_page_is_what_the_command_makes_of_the_files() -> None:
-    """docs/numbers.md is what `./run bench page` writes; if this fails, run that."""
+    """docs/numbers.md is up to date. `./run bench page` writes it."""
     assert PAGE.read_text() == whole_page()
 
 
 def test_every_file_of_figures_is_on_the_page() -> None:
-    """The page has a section for each file of figures, with the runs that are in it."""
+    """The page has a section for each stored file of figures, with the runs of the file."""
     page = PAGE.read_text()
     files = sorted(RESULTS.glob("*.json"))
     assert files
@@ -40,7 +40,7 @@ def test_every_file_of_figures_is_on_the_page() -> None:
 
 
 def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:
-    """A figure in bold type in the README, or on a page of processors or other engines, is on the numbers page."""
+    """Each bold figure in the README, in processors.md and in why-riffle-spark.md is on the numbers page."""
     numbers = PAGE.read_text()
     docs = CHECKOUT / "docs"
     for page in (CHECKOUT / "README.md", docs / "processors.md", docs / "why-riffle-spark.md"):
@@ -50,7 +50,7 @@ def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:
 
 
 def test_what_a_benchmark_prints_becomes_figures() -> None:
-    """Numbers are kept with unit and repetitions, those of an object under both names; what is no number is left."""
+    """Printed numbers become figures with unit and repetitions. Nested names are joined with a dot. NaN is ignored."""
     assert figures_in(PRINTED) == {
         "rows_per_s": Figure(176_432, "rows/s", 10),
         "phases.sink": Figure(0.25, "s"),
@@ -94,12 +94,12 @@ def test_a_name_says_its_unit(name: str, unit: str) -> None:
     ],
 )
 def test_figures_are_shown_with_three_digits(figure: Figure, text: str) -> None:
-    """A figure has three digits, thousands apart, and its unit."""
+    """A figure is shown with three digits, spaces between thousands, and its unit."""
     assert shown(figure) == text
 
 
 def test_a_newer_run_takes_over_what_it_measured_again(tmp_path: Path) -> None:
-    """A figure belongs to the run that measured it last; a run with none left goes; files keep all of it."""
+    """A new run replaces the figures that it measured again. A run without figures is deleted. Files store all runs."""
     first = _run("a", scale_s=1, kill_s=2)
     second = _run("b", spark_s=3)
     third = _run("c", kill_s=4, spark_s=5)
@@ -110,7 +110,7 @@ def test_a_newer_run_takes_over_what_it_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_text_that_names_an_unknown_figure_is_refused() -> None:
-    """A text is filled with figures and repetitions; one that no run has is named, unless the text allows for it."""
+    """Figures and repetitions are inserted into a text. An unknown name raises an error unless it is `if_measured`."""
     runs = [_run("a", kill_s=2)]
     assert filled("{kill_s:if_measured}; {kill_ms:if_measured}", runs) == "2 s; not measured yet"
     assert filled("{kill_s}, {kill_s:repetitions} time", runs) == "2 s, 1 time"
@@ -119,7 +119,7 @@ def test_a_text_that_names_an_unknown_figure_is_refused() -> None:
 
 
 def test_what_a_benchmark_printed_is_kept(tmp_path: Path) -> None:
-    """The last line that comes in is written with its command, cores and versions; nothing coming in is an error."""
+    """The last line of a benchmark's output is stored with its command, cores and versions. No output is an error."""
     file = keep("bench throughput", ["--rows", "10"], f"noise\n{json.dumps(PRINTED)}\n", tmp_path)
     (run,) = read(file)
     assert (file.name, run.command) == ("throughput.json", "./run bench throughput --rows 10")
@@ -131,7 +131,7 @@ def test_what_a_benchmark_printed_is_kept(tmp_path: Path) -> None:
 
 
 def test_counts_keep_every_run(tmp_path: Path) -> None:
-    """A second run of another benchmark replaces figures; one of the counted calls is added to the trend."""
+    """A second run of a benchmark replaces its figures. The benchmark `calls` keeps the figures of every run."""
     for name in ("calls", "throughput"):
         for calls in (1, 2):
             file = keep(f"bench {name}", [], json.dumps({"slot.calls": calls}), tmp_path)

@@ -1,4 +1,4 @@
-"""Every command of docs/probes.md runs as printed, on the root of a query that works, is silent, or restarts."""
+"""Each command of docs/probes.md runs as printed on the root of a query that runs, is silent or restarts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def block(info: str) -> str:
 
 
 def commands() -> dict[str, list[str]]:
-    """Return the words of each command of the page, by where it is. Words of cron and Airflow are those of a shell."""
+    """Return the words of each command of the page by its name. Commands of cron and Airflow run in a shell."""
     (container,) = yaml.safe_load(block("yaml"))["spec"]["containers"]
     arguments = {
         keyword.arg: keyword.value
@@ -51,7 +51,7 @@ def commands() -> dict[str, list[str]]:
 
 
 class Machine:
-    """A machine with `riffle` and `logger` on its path, and a query whose root is a folder."""
+    """A machine with `riffle` and `logger` on its path, and a folder as the root of a query."""
 
     def __init__(self, folder: Path) -> None:
         self.root = f"file://{folder}/root"
@@ -63,7 +63,7 @@ class Machine:
             (folder / name).chmod(0o755)
 
     def run(self, words: list[str]) -> int:
-        """Run a command of the page on this root; return its exit code."""
+        """Run a command of the page on the root of the machine. Return its exit code."""
         words = [word.replace(ROOT, self.root) for word in words]
         path = f"{self._folder}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(CHECKOUT)}
@@ -72,20 +72,20 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine without a query."""
+    """Return a machine without a query."""
     return Machine(tmp_path)
 
 
 @pytest.fixture
 def query(machine: Machine, tmp_path: Path) -> World:
-    """A query after a batch."""
+    """Return a query after its first batch."""
     world = World(tmp_path / "local", root=machine.root)
     world.batch(0, one(1))
     return world
 
 
 def write_status(query: World, age_seconds: float, *, is_stopped: bool = False) -> StatusExporter:
-    """Write a status of this age, by the clock of the machine."""
+    """Write a status of this age, measured with the machine's clock."""
     query.clock.advance((time.time_ns() // 1_000_000 - query.clock.wall_ms()) / 1000 - age_seconds)
     moves = query.driver.ownership.moves.recent
     exporter = StatusExporter(query.memory, lambda: query.driver.settings, moves, "test", lambda _: None)
@@ -96,7 +96,7 @@ def write_status(query: World, age_seconds: float, *, is_stopped: bool = False) 
 
 
 def test_the_page_has_one_command_in_all_places() -> None:
-    """With one duration, so that the text about it is right for all."""
+    """All commands of the page call `riffle status` with the same root and duration."""
     for name, words in commands().items():
         assert f"riffle status {ROOT} --max-age 5m" in " ".join(words), name
 
@@ -106,7 +106,7 @@ def test_the_page_has_one_command_in_all_places() -> None:
 def test_a_command_succeeds_while_the_query_works_and_fails_once_it_is_silent(
     machine: Machine, query: World, name: str
 ) -> None:
-    """cron's line always succeeds: it writes to the system log if the probe fails."""
+    """A probe succeeds while the query runs and fails once it is silent. The cron line then logs and still succeeds."""
     words = commands()[name]
     write_status(query, 0)
     assert (machine.run(words), machine.log.exists()) == (0, False)
@@ -117,7 +117,7 @@ def test_a_command_succeeds_while_the_query_works_and_fails_once_it_is_silent(
 
 
 def test_the_liveness_probe_does_not_end_a_driver_whose_store_is_away(machine: Machine, tmp_path: Path) -> None:
-    """Exit code 3 is a failure for the startup probe alone."""
+    """If the store is unreachable, the startup probe fails with exit code 3, and the liveness probe succeeds."""
     machine.root = "s3://bucket/prefix"
     conf = tmp_path / "conf"
     conf.mkdir()
@@ -134,7 +134,7 @@ def test_the_liveness_probe_does_not_end_a_driver_whose_store_is_away(machine: M
 def test_after_a_restart_the_status_of_the_run_before_counts_until_a_batch_ends(
     machine: Machine, query: World, age_seconds: float, is_stopped: bool, is_accepted: bool
 ) -> None:
-    """As the page says. The first batch of the new run writes a new status."""
+    """After a restart the probe uses the status of the previous run until the first batch writes a new one."""
     write_status(query, age_seconds, is_stopped=is_stopped)
     probe: Callable[[], str | None] = lambda: read_status(machine.root).probe(MAX_AGE_SECONDS)  # noqa: E731
     assert (probe() is None) == is_accepted
@@ -147,7 +147,7 @@ def test_after_a_restart_the_status_of_the_run_before_counts_until_a_batch_ends(
 
 @pytest.mark.long
 def test_a_new_root_fails_the_probe(machine: Machine, query: World) -> None:
-    """Without a status, and without a log."""
+    """The startup probe fails for a root without a status and for a root without a log."""
     assert machine.run(commands()["startup"]) == 1
     machine.root += "-other"
     assert machine.run(commands()["startup"]) == 1

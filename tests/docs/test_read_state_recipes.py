@@ -1,4 +1,4 @@
-"""The recipes of docs/read-state.md run as written, with each library that is installed."""
+"""The recipes of docs/read-state.md run as written, with each installed library."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def library_of(block: Block) -> str:
 
 
 def test_there_is_a_recipe_for_each_library() -> None:
-    """Three, and all read the same root."""
+    """The page has a recipe for DuckDB, Polars and pandas. All read the same root."""
     assert [library_of(block) for block in RECIPES] == ["duckdb", "polars", "pandas"]
     assert all(ROOT in block.code for block in RECIPES)
 
 
 @pytest.mark.parametrize("block", RECIPES, ids=library_of)
 def test_a_recipe_reads_all_rows(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    """A frame has a row per key; the statement of DuckDB counts them."""
+    """Each recipe reads one row per key. The DuckDB statement counts the rows."""
     pytest.importorskip(library_of(block))
     with Harness(Stateful("visits", "user", aggregate(visits=count())), "user string") as query:
         query.feed([{"user": f"user-{n}"} for n in range(30)])

@@ -1,4 +1,4 @@
-"""The page of the published designs names existing tests, and says what they run on."""
+"""The page of the published designs names existing tests, and states whether they run on Spark."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _tests_in(path: Path) -> frozenset[str]:
 
 
 def _what_runs(file: str, test: str) -> str:
-    """Return what a test runs on, by its marks and by what its module imports."""
+    """Return whether a test runs live, simulated or pure, by its marks and by the imports of its module."""
     path = CHECKOUT / "tests" / file
     functions = [node for node in _module(path).body if isinstance(node, ast.FunctionDef) and node.name == test]
     marks = [ast.unparse(mark) for function in functions for mark in function.decorator_list]
@@ -64,14 +64,14 @@ def _rows() -> list[list[str]]:
 
 
 def test_every_test_that_is_named_is_there() -> None:
-    """Each named test is a function in a file below `tests/`."""
+    """Each test that the page names is a function in its file below `tests/`."""
     named = NAMED.findall(PAGE.read_text())
     assert len(named) > 100
     assert [f"{file}::{name}" for file, name in named if name not in _tests_in(CHECKOUT / "tests" / file)] == []
 
 
 def test_a_row_names_a_test_or_a_reason() -> None:
-    """The last cell names tests and nothing else, or is a dash after a reason."""
+    """The last cell of a row has test names only, or a dash after a reason."""
     for row in _rows():
         if row[3] == "–":
             assert WHY_NOT.search(row[1]), row
@@ -80,7 +80,7 @@ def test_a_row_names_a_test_or_a_reason() -> None:
 
 
 def test_a_row_says_what_its_tests_run_on() -> None:
-    """The column "how" holds the most realistic of what the row's tests run on."""
+    """The column "how" has the most realistic environment of the row's tests: live, simulated or pure."""
     order = ["live", "simulated", "pure"]
     for row in _rows():
         runs = [_what_runs(*name) for name in NAMED.findall(row[3])]
@@ -88,13 +88,13 @@ def test_a_row_says_what_its_tests_run_on() -> None:
 
 
 def test_every_system_of_the_designs_is_there() -> None:
-    """By a heading, or in the text where several share one."""
+    """The page names every published system that the designs come from."""
     text = PAGE.read_text().lower()
     assert [system for system in SYSTEMS if system.lower() not in text] == []
 
 
 def test_most_sections_name_a_live_test() -> None:
-    """At least half of the sections have a row that runs Spark's own executors."""
+    """At least half of the sections have a test that runs on Spark executors."""
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     live = [section for section in sections if "| live |" in section]
     assert len(live) >= len(sections) / 2, [section.splitlines()[0] for section in sections if section not in live]

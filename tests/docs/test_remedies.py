@@ -1,4 +1,4 @@
-"""What a new user is likely to get wrong before Spark runs: each error is gone once its remedy is followed."""
+"""Likely mistakes of new users before Spark runs: each raises an error, and its remedy resolves it."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ TotalsOf = Callable[[pa.Table, pa.Table], Any]
 
 
 def feed(operator: Stateful, rows: pa.Schema = INPUT, **settings: Any) -> None:
-    """Run a batch of two users in a harness."""
+    """Run a batch with two users in a harness."""
     with Harness(operator, rows, **settings) as query:
         query.feed([{"user": "ann", "amount": 1, "tags": []}, {"user": "bob", "amount": 2, "tags": []}])
 
 
 def operator(key: Any = "user", compute: Any = COUNTS, store: str = "totals", **options: Any) -> Stateful:
-    """Make an operator as a user does, with anything in any place."""
+    """Return an operator with these arguments, also if they have the wrong type."""
     return Stateful(store, key=key, compute=compute, **options)
 
 
 def totals_by(function: TotalsOf, state: Any = STATE) -> Stateful:
-    """Make an operator of a user's function."""
+    """Return an operator that runs a user function."""
     return operator(compute=arrow_function(function, state=state, output=OUTPUT))
 
 
 def totals(rows: pa.Table) -> pa.Table:
-    """Sum the amounts of each user."""
+    """Return the sum of the amounts per user."""
     return rows.group_by("user").aggregate([("amount", "sum")]).rename_columns(OUTPUT.names)
 
 
 def read_settings(folder: Path, text: str) -> Settings:
-    """Read settings from a file."""
+    """Write settings to a file and read them."""
     path = folder / "riffle.toml"
     path.write_text(text)
     return from_sources(toml=path)
 
 
 def zero_for_all(rows: pa.Table, state: pa.Table) -> Any:
-    """Return a total for each user, as a column that is not null."""
+    """Return the total per user as output and as state."""
     answer = totals(rows)
     return answer, answer
 
 
 def once(table: pa.Table) -> pa.Table:
-    """Keep one row of each user."""
+    """Return one row per user."""
     return table.group_by("user").aggregate([("total", "max")]).rename_columns(OUTPUT.names)
 
 
 def twice(rows: pa.Table, state: pa.Table) -> Any:
-    """Return each user's total twice."""
+    """Return each user's total twice, as output and as state."""
     answer = pa.concat_tables([totals(rows), totals(rows)])
     return answer, answer
 
 
 def foreign(rows: pa.Table, state: pa.Table) -> Any:
-    """Return the total of a user who is not among the rows."""
+    """Return the total of a user who has no rows."""
     answer = pa.table({"user": ["zoe"], "total": [1]})
     return answer, answer
 
@@ -192,7 +192,7 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
 
 
 def operator_on_text(kind: pa.DataType) -> None:
-    """Sum amounts of a type."""
+    """Run a sum over amounts of a type."""
     rows = INPUT.set(1, pa.field("amount", kind))
     amount = pc.cast(pa.array([1]), kind)
     with Harness(operator(compute=aggregate(paid=sum_("amount"))), rows) as query:
@@ -201,12 +201,12 @@ def operator_on_text(kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_the_remedy_helps(mistake: Mistake[Path], tmp_path: Path) -> None:
-    """The mistake is refused; what the remedy says is accepted."""
+    """The mistake raises its error, and the call that follows the remedy does not."""
     check_remedy(mistake, tmp_path, tmp_path)
 
 
 def test_keys_in_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy says where to set the variable."""
+    """The remedy of a missing `env:` variable names the processes that need it. Once it is set, the query runs."""
     monkeypatch.delenv("STATE_KEYS", raising=False)
     with pytest.raises(RefusedError, match="RIFFLE-0435") as refused:
         feed(operator(), encryption_keys="env:STATE_KEYS")

@@ -1,4 +1,4 @@
-"""The calls in all examples type-check, as a user's editor and a user's CI check them."""
+"""The examples of the docs type-check with mypy and pyright, as in a user's editor and CI."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ FREE_NAMES = {
     "spark": "spark = SparkSession.builder.getOrCreate()",
     "events": "events = SparkSession.builder.getOrCreate().readStream.load()",
 }
-"""What fragments use without defining it. Other undefined names count as of any type."""
+"""Definitions of names that fragments use without defining them. Other undefined names have the type Any."""
 NOT_OURS = re.compile(
     r'DataFrameLike|module named "(airflow|duckdb|polars)|Import "(airflow|duckdb|polars)|of module "pyarrow.compute"'
 )
-"""A type of PySpark that mypy does not know without stubs of pandas, packages of examples that tests do not install,
-and functions that pyarrow makes when it is imported."""
+"""Errors that are ignored.
+
+They are about a type of PySpark that mypy does not know without stubs of pandas, packages that tests do not install,
+and functions that PyArrow creates when it is imported.
+"""
 MYPY = [
-    *("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls"),  # the examples' own functions
-    *("--disable-error-code", "var-annotated", "--disable-error-code", "no-redef"),  # and variables
-    *("--disable-error-code", "name-defined", "--disable-error-code", "used-before-def"),  # fragments
+    *("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls"),  # for the examples' functions
+    *("--disable-error-code", "var-annotated", "--disable-error-code", "no-redef"),  # for their variables
+    *("--disable-error-code", "name-defined", "--disable-error-code", "used-before-def"),  # for fragments
 ]
 PYRIGHT = {
     "pythonVersion": "3.11",
     "extraPaths": [str(CHECKOUT)],
     "reportUndefinedVariable": False,
     "reportPossiblyUnbound": False,
-    # PySpark's own types: names that it documents and does not export, and rows where it declares frames.
+    # PySpark's types: documented names that it does not export, and methods whose declared return types are too wide.
     "reportPrivateImportUsage": False,
     "reportIncompatibleMethodOverride": False,
     "reportOptionalSubscript": False,
@@ -45,7 +48,10 @@ PYRIGHT = {
 
 
 def module(block: Block) -> str:
-    """Return an example as a module: a fragment gets the imports that its page has in another example."""
+    """Return an example as a module.
+
+    A fragment gets imports of riffle_spark and Spark, and definitions of free names.
+    """
     if block.info == "python runnable":
         return block.code
     own = set(re.findall(r"(?m)^\s*(?:def |class |for )?(\w+)(?:, \w+)*\s*(?:=|\(|in )", block.code))
@@ -59,7 +65,7 @@ def module(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write each example to a file that is named after its page and line."""
+    """Write each example to a file named by its page and line."""
     folder = tmp_path_factory.mktemp("examples")
     for block in EXAMPLES:
         (folder / f"{block.page.stem.replace('-', '_')}_{block.line}.py").write_text(module(block))
@@ -68,7 +74,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_mypy_accepts_every_example(examples: Path) -> None:
-    """By the strict rules. It finds the one planted wrong type."""
+    """mypy accepts every example by its strict rules, and reports the planted type error."""
     files = sorted(map(str, examples.glob("*.py")))
     command = [sys.executable, "-m", "mypy", *MYPY, "--cache-dir", str(examples / "cache"), *files]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=500, check=False)
@@ -78,7 +84,7 @@ def test_mypy_accepts_every_example(examples: Path) -> None:
 
 
 def test_pyright_accepts_every_example(examples: Path) -> None:
-    """If this machine has it: `pip install pyright` in any environment on the path."""
+    """pyright accepts every example. The test is skipped if pyright is not on the path."""
     program = shutil.which("pyright")
     if program is None:
         pytest.skip("pyright is not installed")

@@ -1,4 +1,4 @@
-"""``./run dst --schedules N [--seed S] [--json]``: histories of a query under fire, and what met which step.
+"""``./run dst --schedules N [--seed S] [--json]``: play random histories of a query with faults.
 
 Each seed plays one schedule. A failure is printed with its history and the command that replays it. ``--seed S`` plays
 one schedule, or ``--schedules`` of them from there on.
@@ -30,7 +30,7 @@ __all__ = ["main"]
 
 MEMORY = Path("/dev/shm")
 MOST_SECONDS = 900.0
-"""A schedule that takes longer stands still: its process tells where, and ends. The slowest take seconds."""
+"""The limit for one schedule. A process that exceeds it prints its stacks and ends. The slowest take seconds."""
 INTERRUPTED = 130
 
 
@@ -69,8 +69,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _told(namespace: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
-    """Yield the result of each schedule: a single one is played in this process, for a debugger, others in child
-    processes.
+    """Yield the result of each schedule.
+
+    A single schedule is played in this process, for a debugger. Others are played in child processes.
     """
     aims = tuple(map(Aim.read, namespace.aim))
     count = namespace.schedules if namespace.schedules is not None else 1 if namespace.seed is not None else 100
@@ -99,29 +100,35 @@ def _asked(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("schedules", "processes", "seconds"):
         number = getattr(options, name)
         if number is not None and not number >= 1:
-            parser.error(f"--{name}: {number} is less than 1, nothing would be played")
+            parser.error(f"--{name}: {number} is less than 1, so no schedule would be played")
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./run dst", description=__doc__)
-    parser.add_argument("--schedules", type=int, help="so many, one seed after the other; 100 without --seed")
+    parser.add_argument("--schedules", type=int, help="how many schedules to play (100 without --seed)")
     parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="play so many side by side; one a core otherwise"
+        "--processes", type=int, default=os.cpu_count() or 1, help="how many processes play in parallel (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, help="the first seed; alone, it is played alone")
-    parser.add_argument("--aim", action="append", default=[], metavar="FAULT@STEP@N", help="as a failure prints it")
-    parser.add_argument("--job", default="", help="one kind of query only")
-    parser.add_argument("--json", action="store_true", help="figures as one line of JSON")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no schedule after so many seconds")
-    parser.add_argument("--cells", action="store_true", help="fail where a fault met no step that it could")
+    parser.add_argument("--seed", type=int, help="the first seed. Without --schedules only this seed is played")
+    parser.add_argument(
+        "--aim",
+        action="append",
+        default=[],
+        metavar="FAULT@STEP@N",
+        help="a fault at a step, as a failed schedule prints it",
+    )
+    parser.add_argument("--job", default="", help="play only this kind of query")
+    parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no schedule after this time")
+    parser.add_argument("--cells", action="store_true", help="fail if a fault never met a possible step")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first schedule that fails")
-    parser.add_argument("--history", action="store_true", help="print what happened in schedules that are well, too")
+    parser.add_argument("--history", action="store_true", help="also print the events of schedules that pass")
     return parser
 
 
 def _played(base: Path, task: _Task) -> Told:
-    """Play a schedule; return its result."""
+    """Play a schedule. Return its result."""
     schedule = None
     failure = ""
     with _bounded(), _folder(base) as folder:
@@ -145,7 +152,7 @@ def _played(base: Path, task: _Task) -> Told:
 
 def _died(task: _Task, code: int | None) -> Told:
     """Return the result of a schedule whose process ended or did not respond."""
-    reason = f"its process ended with {code}, in the midst of it or after {MOST_SECONDS:.0f} s"
+    reason = f"its process ended with code {code} before the schedule, or hung for {MOST_SECONDS:.0f} s"
     return Told(task.seed, failure=f"seed {task.seed}: {reason}", output=f"seed {task.seed}: {reason}\n{_replay(task)}")
 
 
@@ -156,7 +163,7 @@ def _replay(task: _Task) -> str:
 
 @contextmanager
 def _folder(base: Path | None) -> Iterator[Path]:
-    """Give a folder for one schedule's local copies, or for all of them: in memory if there is such a disk."""
+    """Yield a temporary folder, in memory if possible."""
     folder = Path(tempfile.mkdtemp(prefix="riffle-dst-", dir=base))
     try:
         yield folder
@@ -179,8 +186,8 @@ def _interrupted(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is part of a history
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the iteration order of sets is part of a history
         command = [sys.executable, "-m", "tests.dst", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - this program, once more
-    signal.signal(signal.SIGTERM, _interrupted)  # figures are printed, and players end
+    signal.signal(signal.SIGTERM, _interrupted)  # so that figures are printed and child processes end
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Looks at every assignment of every driver in a schedule, and at the slots that it lays out by it: I6, I7 and I8."""
+"""Check every assignment and every slot layout of all drivers in a schedule: invariants I6, I7 and I8."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.kit.assign_views import caught_up
 __all__ = ["check_record", "watch_assignments"]
 
 Holds = Callable[[Callable[[], object]], None]
-"""What is told of each check: it does it, and notes what does not hold."""
+"""A function that runs a check and records its failure."""
 
 
 def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
-    """Check each assignment, and each layout of slots that a driver asks for."""
+    """Check each assignment, and each slot layout that a driver requests."""
     by_hash = slots.hashed_assignment
     laid_out_for = Ownership.layout_for
 
@@ -55,19 +55,20 @@ def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
 
 
 def check_record(record: Record) -> None:
-    """I6 for a record: each key-group has one owner per group, and its standbys are on other members."""
+    """I6 for a record: each task has one owner, and its standbys are on other members."""
     owners = {parse_task(name): owner for name, owner in record.owners.items()}
     total = record.total if record.dispatch == "key_group" else len(record.shards)
     expected = {task(number, group) for group in {owner.group for owner in owners} for number in range(total)}
-    assert owners.keys() == expected, f"I6: record {record.sequence} has owners of {sorted(owners)} alone"
+    assert owners.keys() == expected, f"I6: record {record.sequence} has owners of {sorted(owners)} only"
     for name, members in record.standbys.items():
         copies = Counter([*members, record.owners[name]])
         assert max(copies.values()) == 1, f"I6: record {record.sequence} has {copies} for task {name}"
 
 
 def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
-    """I6: each task has one owner and at most one copy on a member, all of them on executors that are there, and one
-    slot, on its owner's.
+    """I6: each task has one owner, at most one copy per member, and one slot.
+
+    All copies are on live executors, and the slot is on the owner's executor.
     """
     key_groups = owned.placement.settings.key_groups
     present = owned.placement.present
@@ -80,7 +81,7 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
         copies = [owner, *present.standbys.get(task_id, ()), *present.warmups.get(task_id, ())]
         assert len({*copies}) == len(copies), f"I6: {task_id} has two copies on a member: {copies}"
         dead = [member for member in copies if on.get(member) not in live]
-        assert not dead, f"I6: {task_id} has copies on {dead}, which do not live"
+        assert not dead, f"I6: {task_id} has copies on {dead}, which are not live"
     for group, group_layout in zip(owned.placement.groups.names, layout.all_groups, strict=True):
         served = sorted((number, slot.executor) for slot in group_layout.slots for number in slot.key_groups)
         places = [(number, on[present.owners[task(number, group)]]) for number in numbers]
@@ -99,7 +100,7 @@ def _check_same(assignment: Assignment, repeated: Assignment) -> None:
 
 
 def _check_rests(view: View, settings: AssignSettings, assignment: Assignment) -> None:
-    """I8: repeated assignment converges if all copies catch up and no member is awaited, and stays the same."""
+    """I8: repeated assignment converges, and then stays the same, if all copies catch up and no member is awaited."""
     for _ in range(4 + 2 * len(view.tasks) * (1 + settings.num_standbys)):
         view = _caught_up(view, settings, assignment)
         previous = assignment
@@ -128,7 +129,7 @@ def _caught_up(view: View, settings: AssignSettings, assignment: Assignment) -> 
 
 
 class _Name(str):
-    """A name whose hash differs, as in a process with another hash seed: sets and mappings have another order."""
+    """A name whose hash differs, as in a process with another hash seed, so sets and mappings have another order."""
 
     __slots__ = ()
 
@@ -137,7 +138,7 @@ class _Name(str):
 
 
 def _elsewhere(view: View) -> View:
-    """Return a view as another process, or machine, may have it: all in other orders, and hashes are others."""
+    """Return the view as another process may have it: in other orders and with other hashes."""
     reordered = {field.name: _turned(getattr(view, field.name)) for field in fields(View)}
     return replace(view, **reordered)
 

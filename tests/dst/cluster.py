@@ -1,4 +1,4 @@
-"""A cluster whose slots, censuses and pieces of upkeep are actors of their executors, and a background that is one."""
+"""A cluster whose slots, censuses and upkeep run as actors of executors, and a driver's background as an actor."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.dst.scheduler import Actor, Process, Scheduler, TurnLock
 __all__ = ["SkewedClock", "SteppedBackground", "SteppedCluster", "SteppedSink", "SteppedWork"]
 
 MERGES_LATE_SECONDS = (0.0, 0.0, 0.0, 2.0, 60.0)
-"""So long the thread that merges may wait for a core."""
+"""Possible delays in seconds of the merging thread, which may wait for a core."""
 SLOW_BESIDE = (0.0, 0.0, 0.0, 0.0, 0.02, 0.2)
-"""So long what goes on beside batches may have to wait for its turn at each step: then plans have to wait for it."""
+"""Possible delays in seconds of background work at each step, by which plans have to wait for it."""
 SPECULATION_SECONDS = 30.0
-"""So long Spark waits for a task until it runs it once more, elsewhere."""
+"""The seconds after which Spark runs a task again on another executor."""
 
 
 class SkewedClock:
@@ -43,7 +43,7 @@ class SkewedClock:
         self.skew_ms = skew_ms
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the epoch, as this machine has them."""
+        """Return the wall time of this machine in milliseconds since the epoch."""
         return self._clock.wall_ms() + self.skew_ms
 
     def seconds(self) -> float:
@@ -52,7 +52,7 @@ class SkewedClock:
 
 
 class SteppedBackground:
-    """One actor of a driver that does what is submitted. Implements ``protocol.ports.Background``."""
+    """An actor of a driver that runs submitted work. Implements ``protocol.ports.Background``."""
 
     def __init__(self, scheduler: Scheduler, process: Process, failed: Callable[[RiffleError], None]) -> None:
         self._scheduler = scheduler
@@ -74,26 +74,26 @@ class SteppedBackground:
             except RiffleError as error:
                 self._failed(error)
                 result = error
-            self._results.append(result)  # not before: `collect` during the work replaces the list
+            self._results.append(result)  # not earlier, because `collect` during the work replaces the list
             self._at_work = False
             self._scheduler.step("work done")
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Take one piece of work."""
+        """Submit a piece of work."""
         self._waiting.append(work)
 
     def collect(self) -> Sequence[object]:
-        """Return the results since the last call; failures as exceptions."""
+        """Return the results since the last call. A failure is its exception."""
         results = self._results
         self._results = []
         return results
 
     def is_busy(self) -> bool:
-        """Tell whether submitted work has not finished yet."""
+        """Return whether submitted work is unfinished."""
         return self._at_work or bool(self._waiting)
 
     def rest(self, seconds: float) -> None:
-        """Let others go on for a while."""
+        """Wait, and let other actors continue."""
         self._scheduler.sleep(seconds)
 
     def lock(self) -> Lock:
@@ -109,11 +109,11 @@ class SteppedCluster(SimCluster):
         self.scheduler = scheduler
         self.processes: dict[str, Process] = {}
         self.astray = scheduler.chance.choice([0.0, 0.0, 0.02, 0.08, 0.3, 0.3])
-        """The share of slots that Spark runs elsewhere at once."""
+        """The share of slots that Spark runs on another executor in the first place."""
         self.shares_tasks = False
         """Whether stores with the same key run in one task per slot."""
         self.worked: Callable[[str], object] = lambda _: None
-        """Hears of each executor that has ended a piece of upkeep."""
+        """Called with each executor that has finished a piece of upkeep."""
 
     def add(self, name: str, cores: int = 1) -> None:
         """Start an executor."""
@@ -131,7 +131,7 @@ class SteppedCluster(SimCluster):
         return self.scheduler.spawn(f"{kind} on {executor}", kind, self.processes[executor], begin)
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        """Ask each of these executors that lives what it finds."""
+        """Return the censuses of the live ones among these executors."""
         live = {executor.id for executor in self.executors()}
         chosen = [executor.id for executor in executors if executor.id in live]
         text = order.to_json()
@@ -151,7 +151,7 @@ class SteppedCluster(SimCluster):
         return partitions
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Run each live executor's piece of upkeep."""
+        """Run the piece of upkeep of each live executor. Return the receipts."""
         live = sorted(orders.keys() & {executor.id for executor in self.executors()})
 
         def run(executor: str) -> Callable[[], UpkeepReceipt]:
@@ -180,7 +180,7 @@ class SteppedCluster(SimCluster):
 
 
 class SteppedSink(SimSink):
-    """An idempotent sink; ``check`` hears of each delivery before it is taken."""
+    """An idempotent sink. ``check`` is called with each delivery before it is stored."""
 
     def __init__(self, scheduler: Scheduler, check: Callable[[pa.Table, Delivery], None]) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class SteppedSink(SimSink):
         self._check = check
 
     def __call__(self, rows: pa.Table, delivery: Delivery) -> None:
-        """Take a delivery."""
+        """Store a delivery."""
         self._scheduler.step("sink takes")
         self._check(rows, delivery)
         super().__call__(rows, delivery)
@@ -196,8 +196,9 @@ class SteppedSink(SimSink):
 
 
 class SteppedWork(SimWork):
-    """A micro-batch whose slots run concurrently. A task that dies or is slow runs again. The first result counts; the
-    other runs continue unobserved.
+    """A micro-batch whose slots run concurrently.
+
+    A task that dies or is slow runs again. The first result counts, and the other runs continue unobserved.
     """
 
     def __init__(
@@ -212,21 +213,24 @@ class SteppedWork(SimWork):
         self._stepped = cluster
         self._scheduler = cluster.scheduler
         self.lost_rows: set[str] = set()
-        """Stores some of whose rows did not come."""
+        """Stores with missing rows."""
         self.lost_receipts: set[tuple[str, int]] = set()
-        """Slots, with their stores, whose receipts did not come."""
+        """Slots with missing receipts, as (store, slot)."""
         self.lost_results = 0
         self._runs = 0
         self.gave_up: dict[int, set[str]] = {}
-        """With what each run of the batch may be given up, by the run's number."""
+        """The problems for which each run of the batch may be given up, by the number of the run."""
 
     def partitions(self, limit: int) -> Sequence[Partition]:
-        """Ask the rows for their partitions."""
+        """Return the partitions of the rows."""
         self._scheduler.step("partitions asked")
         return super().partitions(limit)
 
     def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
-        """Run all attempts. Attempts of one task have the same slot, and stores with the same key."""
+        """Run all attempts.
+
+        Return their answers. Attempts of one task have the same slot, and stores with the same key.
+        """
         self._runs += 1
         groups = self._by_task(attempts)
         tasks = [[self._begun(group, self._first_of(group[0]))] for group in groups]
@@ -246,7 +250,7 @@ class SteppedWork(SimWork):
         return [self._told(attempt, answers[id(attempt)]) for attempt in attempts]
 
     def _by_task(self, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-        """Return the attempts of each task, as ``SparkWork`` groups them if the cluster shares tasks."""
+        """Return the attempts of each task, grouped as by ``SparkWork`` if the cluster shares tasks."""
         groups: dict[object, list[Attempt]] = {}
         for number, attempt in enumerate(attempts):
             order = attempt.order
@@ -256,19 +260,19 @@ class SteppedWork(SimWork):
         return [*groups.values()]
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
-        """Deliver, unless some of what slots answered is lost by then."""
+        """Deliver the results, unless a fault has lost some of them."""
         if self._scheduler.step("results read") == "block lost":
             self.lost_results += 1
             raise StaleRows(self._gives_up("some of the results are nowhere any more"))
         super().deliver(receipts, delivery, lambda: self._checked(check))
 
     def _checked(self, check: Callable[[], None]) -> None:
-        """I4: before its sink, a driver has checked that no other driver has taken over."""
+        """I4: before a driver calls its sink, it checks that no other driver has taken over."""
         actor = self._scheduler.mine()
         began = self._scheduler.count
         check()
         if actor is not None and actor.saw_free <= began:
-            self._scheduler.broke(AssertionError(f"I4: {actor.name} gives results to the sink without a look"))
+            self._scheduler.broke(AssertionError(f"I4: {actor.name} calls the sink without checking the log"))
 
     def _is_given_up(self, task: Actor) -> bool:
         return task.done or self._scheduler.now > task.began + SPECULATION_SECONDS
@@ -302,7 +306,7 @@ class SteppedWork(SimWork):
         return actor
 
     def _first_of(self, attempt: Attempt) -> str:
-        """Return where a slot runs first. Sometimes Spark does not wait for the preferred executor."""
+        """Return the first executor of a slot. Sometimes Spark does not wait for the preferred one."""
         if self._scheduler.chance.random() >= self._stepped.astray:
             return attempt.executor
         return self._elsewhere()
@@ -314,7 +318,7 @@ class SteppedWork(SimWork):
         return self._scheduler.chance.choice(live)
 
     def _check_executors(self, attempts: Sequence[Attempt]) -> None:
-        """Sometimes give the batch up if an executor was lost, as the Spark side does."""
+        """Sometimes give the batch up if an executor was lost, as with Spark."""
         lost = {attempt.executor for attempt in attempts} - {executor.id for executor in self._stepped.executors()}
         if lost and self._scheduler.chance.random() < 0.5:
             problem = f"{', '.join(sorted(lost))} went while slots ran"

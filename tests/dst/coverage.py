@@ -1,4 +1,4 @@
-"""What schedules showed, and what the next one aims at: cells of the table (a fault, a step) that were met least."""
+"""Count which faults met which steps, and choose the aims of the next schedules: pairs that were met least."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from tests.dst.faults import KINDS, Aim, impossible
 __all__ = ["Coverage", "Told", "aims_for"]
 
 AIMED_FROM = 8
-"""So many schedules find the steps that those aim at which are begun after they are played."""
+"""The number of schedules without aims at the start, which find the steps."""
 OTHERS = 24
-"""So many other cells a schedule aims at, once it has filled the one that it is played for: a third of them when no
-cell is empty, for what aims costs twice as much."""
+"""The number of additional cells that a schedule aims at after its main one.
+
+If no cell is empty it is a third of them, because a schedule with aims costs twice as much.
+"""
 AIMS = 4
-"""Of so many schedules one goes on finding steps while cells are empty, and one aims afterwards."""
+"""While cells are empty, one of this many schedules has no aims. Afterwards one of this many has aims."""
 TRIES = 20
-"""A cell that so many schedules aimed at in vain is aimed at by few from then on, as if it were filled."""
+"""A cell that this many schedules aimed at in vain is treated as filled."""
 KEPT = 8
-"""So many histories are known that came to a step: a run of any length needs as much memory."""
+"""The number of histories that are stored per step, which bounds the memory of a long run."""
 MOST_FAILURES = 1000
 
 _impossible = cache(impossible)
@@ -30,10 +32,10 @@ _impossible = cache(impossible)
 
 @dataclass(frozen=True)
 class Told:
-    """The result of a schedule: ``steps`` counts its steps while faults were possible, ``met`` the faults by kind and
-    step.
+    """The result of a schedule.
 
-    ``aims`` are the aims that were met, ``failure`` is one line, ``output`` is what is printed.
+    ``steps`` counts its steps while faults were possible, ``met`` the faults by kind and step. ``aims`` are the aims
+    that were met, ``failure`` is one line, ``output`` is printed.
     """
 
     seed: int
@@ -46,9 +48,10 @@ class Told:
 
 @dataclass
 class Coverage:
-    """The totals of all schedules: ``met`` counts the faults by kind and step, ``steps`` how often each step occurred.
+    """The totals of all schedules.
 
-    ``reached`` holds some histories for each step, those without aims if there are any.
+    ``met`` counts the faults by kind and step, ``steps`` the occurrences of each step. ``reached`` has some histories
+    per step, preferably those without aims.
     """
 
     schedules: int = 0
@@ -59,7 +62,7 @@ class Coverage:
     failures: list[str] = field(default_factory=list)
 
     def add(self, result: Told) -> None:
-        """Count one schedule."""
+        """Add the result of one schedule."""
         self.schedules += 1
         self.steps.update(result.steps)
         self.met.update(result.met)
@@ -81,15 +84,15 @@ class Coverage:
             histories[self.schedules // 3 % KEPT] = history
 
     def possible(self) -> list[tuple[str, str]]:
-        """Return the cells that can be filled, as far as it is known which steps there are: (fault, step)."""
+        """Return the possible cells (fault, step) of the known steps."""
         return [(kind, step) for step in sorted(self.steps) for kind in KINDS if _impossible(kind, step) is None]
 
     def empty(self) -> list[tuple[str, str]]:
-        """Return the cells that no schedule filled, and that could be."""
+        """Return the possible cells that no schedule has filled."""
         return [cell for cell in self.possible() if not self.met[cell]]
 
     def table(self) -> str:
-        """Return how often each fault met each step, with a dot for impossible cells."""
+        """Return a table of how often each fault met each step, with a dot for impossible cells."""
         width = max(map(len, self.steps), default=0)
         lines = [f"{'':{width}} {'times':>8} " + " ".join(f"{kind:>8.8}" for kind in KINDS)]
         for step in sorted(self.steps):
@@ -117,9 +120,10 @@ class Coverage:
 
 
 def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:
-    """Return the seed of a schedule and its aims: first the cell that was met and aimed at least, then other cells
-    that the history of this seed reaches. Until the first fault, the history is one that was played before, so it
-    reaches the step.
+    """Return the seed of a schedule and its aims.
+
+    The main aim is the cell that was met and aimed at least. Other aims are cells that the history of the same seed
+    reaches. Until the first fault the history is one that was played before, so it reaches the step.
     """
     chance = random.Random(number)
     cells = [cell for cell in coverage.possible() if cell[1] in coverage.reached]

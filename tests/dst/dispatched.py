@@ -1,6 +1,4 @@
-"""Dispatch by partitions in schedules: the partitions of rows, the settings of drivers, and the operator who switches
-the stopped query to another dispatch or another number of key-groups.
-"""
+"""Dispatch in schedules: partitions of rows, settings of drivers, and an operator who switches the dispatch."""
 
 from __future__ import annotations
 
@@ -34,13 +32,13 @@ __all__ = ["Dealt", "Dispatched", "parted"]
 
 TOPICS = 2
 PARTITIONS = 3
-"""So many topics of so many partitions: together as many as a query has key-groups at first."""
+"""The number of partitions per topic. All topics together have as many as a query has key-groups at first."""
 KEY_GROUPS = {"key_group": (4, 6, 9), "partition": (6, 9), "hashed": (6, 9)}
 GROUPS = ("", "heavy", "light")
 
 
 def partition_of(keys: pa.Table) -> pa.Table:
-    """Name the partition of each key: by its hash."""
+    """Return the topic and partition of each key, by its hash."""
     hashes = keygroups.key_hashes(keys.columns).view(np.int64) % (TOPICS * PARTITIONS)
     topics = [f"topic-{n % TOPICS}" for n in hashes.tolist()]
     return pa.table({"topic": pa.array(topics, pa.string()), "partition": pa.array(hashes // TOPICS)})
@@ -58,7 +56,7 @@ def _partitions(keys: pa.Table) -> list[Partition]:
 
 @dataclass(frozen=True)
 class Dealt:
-    """How a record deals keys to shards."""
+    """The mapping of keys to shards of a record."""
 
     dispatch: str
     total: int
@@ -66,14 +64,14 @@ class Dealt:
 
     @staticmethod
     def by(record: Record) -> Dealt:
-        """Return how a record has it."""
+        """Return the mapping of a record."""
         return Dealt(record.dispatch, record.total, record.shards)
 
     def of(self, keys: Sequence[object]) -> Sequence[int]:
         """Return the shard of each key, -1 if it has none."""
         return self._of(tuple(keys))
 
-    @lru_cache(maxsize=256)  # noqa: B019 - of all that are equal, and so many only
+    @lru_cache(maxsize=256)  # noqa: B019 - equal instances share it, and it is bounded
     def _of(self, keys: tuple[object, ...]) -> Sequence[int]:
         column = pa.array(keys, pa.string())
         if self.dispatch == "key_group":
@@ -83,14 +81,17 @@ class Dealt:
 
 
 class Dispatched:
-    """The settings of a schedule's drivers, and the operator who switches the dispatch. ``world`` is the schedule."""
+    """The settings of a schedule's drivers, and the operator who switches the dispatch.
+
+    ``world`` is the schedule.
+    """
 
     def __init__(self, world: Any, folder: Path) -> None:
         self._world = world
         self._folder = folder
         self._chance = world.chance
         self._tells = self._chance.random() < 0.5
-        """Whether the source's offsets tell partitions, as Kafka's do; else the rows are asked."""
+        """Whether the source's offsets contain partitions, as Kafka's do. Otherwise the rows are queried for them."""
         self._is_grouped = self._chance.random() < 0.5
         self._groups: dict[str, str] = {}
         self._share = self._chance.choice([0.0, 0.2, 0.5])
@@ -102,22 +103,23 @@ class Dispatched:
         return 0.6 if self._is_under_way else self._share
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
-        """Let the switch take part: its calls to the store are steps, its names and times are the simulation's."""
+        """Patch the switch: its store calls become steps, and its names and times come from the simulation."""
         patch.setattr(switch, "open_store", lambda *_: self._world.stepped)
         for module in ("uuid", "time"):
             patch.setattr(switch, module, self)
 
     def uuid4(self) -> UUID:
-        """Draw a name, which may be a record's."""
+        """Return a random name, which may become the commit id of a record."""
         return UUID(hex=self._world.log_seen.begins(self._chance.randbytes(16).hex()))
 
     def time_ns(self) -> int:
-        """Return what time it is to an operator."""
+        """Return the operator's time."""
         return int(self._world.clock.wall_ms() * 1_000_000)
 
     def settings(self, newest: Record | None) -> dict[str, object]:
-        """Return the settings of the next driver: the dispatch of the state, and co-location groups if there are
-        several stores. The groups may change between drivers. Sometimes the settings still name the old dispatch.
+        """Return the settings of the next driver: the state's dispatch and, for several stores, co-location groups.
+
+        The groups may change between drivers. Sometimes the settings still name the old dispatch.
         """
         chosen = self._world.settings
         stores = [operator.store for operator in self._world.operators]
@@ -131,12 +133,12 @@ class Dispatched:
             drawn = {store: self._chance.choice(GROUPS) for store in stores}
             self._groups = {store: group for store, group in drawn.items() if group}
             if dispatch != "hashed":
-                self._world.say(f"stores in groups of their own: {self._groups}")
+                self._world.say(f"co-location groups: {self._groups}")
         groups = {} if dispatch == "hashed" else self._groups
         return {"dispatch": dispatch, "key_groups": total, "store_groups": tuple(groups.items())}
 
     def offsets(self, line: int, version: int) -> str:
-        """Return Spark's offsets of a batch: another entry for each batch of each line, of all that was read so far."""
+        """Return Spark's offsets of a batch for all partitions read so far. They differ per batch and line."""
         lines = self._world.lines
         origin = lines.rows_of(line, version)
         if not self._tells:
@@ -148,7 +150,7 @@ class Dispatched:
         return f"v1\n{{}}\n{json.dumps(offsets)}\n" if offsets else f"offsets-{origin}-{version}"
 
     def is_of_before(self, error: RiffleError, settings: Any) -> bool:
-        """Tell whether a driver was refused because the state is of another dispatch than it was started with."""
+        """Return whether a driver was refused because its settings have another dispatch than the state."""
         with self._world.scheduler.quiet():
             newest = self._newest()
         is_other = newest is not None and (newest.dispatch, newest.total) != (settings.dispatch, settings.key_groups)
@@ -174,7 +176,7 @@ class Dispatched:
                 world.stop(program)
         alone = not any(program.alive for program in world.programs)
         alone = alone and not any(actor.kind == "late put" for actor in world.scheduler.actors)
-        world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'with others at work'}")
+        world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'while other actors run'}")
         looks = self._chance.random() < 0.3
         self._is_under_way = True
         return world.scheduler.spawn(
@@ -182,7 +184,7 @@ class Dispatched:
         )
 
     def _drawn(self, record: Record) -> tuple[str, int]:
-        """Draw another dispatch or number of key-groups. Initial state has no partitions."""
+        """Return a random other dispatch or number of key-groups. Initial state has no partitions."""
         to = "key_group" if self._world.job.initial else self._chance.choice([*DISPATCHES, record.dispatch])
         dispatch = (record.dispatch, record.total)
         return to, self._chance.choice([total for total in KEY_GROUPS[to] if (to, total) != dispatch])
@@ -202,7 +204,7 @@ class Dispatched:
             if looks:
                 puts = self._puts()
                 switched()
-                assert self._puts() == puts, "a switch that was only looked at has written something"
+                assert self._puts() == puts, "a switch without execute has written an object"
                 world.step("looked at")
             plan = switched(execute=True)
         except RiffleError as error:
@@ -212,13 +214,13 @@ class Dispatched:
             return
         self._is_under_way = False
         world.step("state switched")
-        world.say(f"batch {plan.version} is of {to}, {total} now")
+        world.say(f"batch {plan.version} has dispatch {to}, {total} now")
 
     def _puts(self) -> int:
         return sum(times for step, times in self._world.scheduler.seen.items() if step.startswith("switch: put"))
 
     def _is_expected(self, error: RiffleError, record: Record, *, alone: bool) -> bool:
-        """Tell whether a switch may fail so: as the store has it, or as the query went on meanwhile."""
+        """Return whether the store's state, or a query that continued meanwhile, explains the switch's error."""
         with self._world.scheduler.quiet():
             newest = self._newest()
         assert newest is not None
@@ -230,7 +232,7 @@ class Dispatched:
         return went_on or bool(self._world.expects(error))
 
     def check_switched(self, record: Record, manifest: Manifest, expected: Mapping[str, Mapping[object, Any]]) -> None:
-        """Compare the state below a record with the expected state: each key is in its own shard."""
+        """Check that the state of a record is the expected one, and that each key is in its shard."""
         dealt = Dealt.by(record)
         objects = Reader(self._world.memory, keys_of(self._world.home))
         for store in sorted(expected.keys() & record.schemas.keys()):

@@ -1,6 +1,4 @@
-"""State that is encrypted, in some schedules: the key, and salts and nonces that are the same whenever a history is
-played.
-"""
+"""Encrypt the state of some schedules. The key, salts and nonces are the same in each replay of a history."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _VARIABLE = "KEYS_OF_DST"
 
 
 class Encrypted:
-    """Whether a schedule's state is encrypted, as ``settings``."""
+    """Whether the state of a schedule is encrypted, as ``settings``."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"{seed}/salts")
@@ -29,7 +27,7 @@ class Encrypted:
         os.environ[_VARIABLE] = f"a = {base64.b64encode(bytes(range(32))).decode()}"
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
-        """Have what is drawn for each sealing follow from the seed: it is part of checksums, and these of records."""
+        """Draw salts and nonces from the seed, because they are part of checksums, which are part of records."""
         patch.setattr(encryption, "os", _DrawnBytes(self._chance))
 
 

@@ -35,13 +35,13 @@ _INCOMPLETE = re.compile(r"The receipts of the slots are not complete: missing (
 
 
 def object_in(where: str) -> str:
-    """Return the name of an object. Errors also name a range of it, or the executor that met it."""
+    """Return the object's name in an error's place, which may also have a byte range or an executor."""
     return re.split(r"\[|, ", where)[0]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A batch that a driver tried to run. ``newest`` was the log's newest record before."""
+    """A batch that a driver tried to run. ``newest`` is the number of the log's newest record before it."""
 
     incoming: IncomingBatch
     work: SteppedWork
@@ -49,19 +49,19 @@ class Tried:
 
 
 class Excuses:
-    """What has happened in a schedule, the ``world``, that something may fail with."""
+    """The faults that happened in a schedule and may explain a failure. ``world`` is the schedule."""
 
     def __init__(self, world: Any) -> None:
         self._world = world
         self.damaged: Counter[str] = Counter()
-        """So often the bytes of an object came damaged, or not at all, and nobody has failed with that yet."""
+        """How often an object's bytes were damaged or missing without having caused a failure yet."""
 
     def damages(self, name: str) -> None:
         """Record that the bytes of an object were damaged."""
         self.damaged[name] += 1
 
     def allow(self, error: RiffleError, actor: Actor, tried: Tried | None = None) -> bool:
-        """Tell whether an actor may fail so."""
+        """Return whether a fault that happened explains the error of an actor."""
         with self._world.scheduler.quiet():
             self._world.log_seen.look()
             if isinstance(error, CorruptStateError):
@@ -81,7 +81,7 @@ class Excuses:
             return isinstance(error, CorruptStateError) and not self._world.memory.exists(object_in(error.where))
 
     def _is_harmed(self, error: LocalDiskError) -> bool:
-        """Tell whether the disk refused the file that is named, or harmed a file of the same member's folder."""
+        """Return whether the disk refused the named file, or damaged a file in the same member's folder."""
         harmed = self._world.files.harmed
         if named := _QUOTED.findall(error.problem):
             return any(f"{name}/".startswith(f"{path}/") for name in named for path in harmed)
@@ -93,14 +93,16 @@ class Excuses:
         return any(f"{name}/".startswith(f"{member}/") for name in harmed)
 
     def _is_damaged(self, where: str, times: int = 1) -> bool:
-        """Each damage may cause one failure that names the object. A record's successor contains the digest of the
-        record. Records, and the bytes that slots fetch, are fetched once more if they are damaged. So a reader fails
-        only if the object was damaged several ``times``.
+        """Return whether the named object was damaged ``times`` times, and use these up.
+
+        Each damage may cause one failure. A record contains the digest of the previous one, so that one may be the
+        damaged one. Damaged records, and damaged bytes that slots fetch, are fetched once more, so only repeated damage
+        causes a failure.
         """
         name = object_in(where)
         sequence = paths.parse_record_name(object_in(where))
         names = [name] if sequence is None else [name, paths.record_name(max(sequence - 1, 0))]
-        if where == self._world.home.root:  # nothing of the log can be read
+        if where == self._world.home.root:  # the log cannot be read at all
             names = [name for name in self.damaged if name.startswith(paths.LOG)]
         damaged_object = next((name for name in names if self.damaged[name] >= times), None)
         if damaged_object is not None:
@@ -108,16 +110,16 @@ class Excuses:
         return damaged_object is not None
 
     def _is_fenced(self, where: str, actor: Actor) -> bool:
-        """Another process must have written the record that is named, or one after the newest that this one knew."""
+        """Return whether another process wrote the named record, or one after the newest that this one knew."""
         history = self._world.log_seen
         sequence = paths.parse_record_name(where)
         if sequence is None:
             driver = getattr(actor.process, "driver", None)
-            tail = driver._log.tail if driver is not None else None  # private: what it knew
+            tail = driver._log.tail if driver is not None else None  # private: the last record that the driver knows
             sequence = tail.sequence + 1 if tail is not None else 0
         later = [record for n, record in history.records.items() if n >= sequence]
         foreign = [record for record in later if history.writers.get(record.commit_id) is not actor.process]
-        # What runs beside batches may be of the run before: the query was started again in its process.
+        # Background work may belong to an earlier run of the query in the same process.
         is_beside = actor.kind == "background"
         return bool(foreign) or (is_beside and any(record.kind == "claim" for record in later))
 
@@ -139,9 +141,7 @@ class Excuses:
         return tried is not None and self._was_given_up(error, tried.work)
 
     def _was_given_up(self, error: UnavailableError, work: SteppedWork) -> bool:
-        """Each of the listed runs was given up because of a fault in one of its slots or in Spark, the last one for
-        the stated reason.
-        """
+        """Return whether each of the listed runs was given up for a fault, the last one for the stated reason."""
         runs = _RUN.match(error.problem)
         cause = error.__cause__
         if runs is None or len(work.gave_up) < int(runs[1]):

@@ -1,4 +1,4 @@
-"""The kinds of faults, the steps at which each can happen, and which happened."""
+"""The kinds of faults, the steps at which each is possible, and the faults that occurred."""
 
 from __future__ import annotations
 
@@ -52,15 +52,17 @@ _OFTEN = {
     "driver: put record": (0.06, ("error before", "error after", "late effect")),
     **{f"{actor}: get {kind}": _DAMAGED for actor in ("slot", "piece") for kind in ("delta", "merged", "snapshot")},
 }
-"""How often a step that comes but once or twice a batch meets these, besides: among all the others it hardly ever
-would.
+"""Additional probabilities of faults at steps that occur at most twice per batch.
+
+Without them such steps would hardly ever meet a fault.
 """
 
 
 @dataclass(frozen=True)
 class Aim:
-    """A fault aimed at the ``nth`` occurrence of a step, or as soon as possible after it. With 0, as soon as possible
-    after the last numbered aim was met, some steps apart.
+    """A fault aimed at the ``nth`` occurrence of a step, or as soon as possible after it.
+
+    With 0, the fault occurs as soon as possible after the last numbered aim was met, some steps apart.
     """
 
     kind: str
@@ -72,40 +74,40 @@ class Aim:
 
     @staticmethod
     def read(text: str) -> Aim:
-        """Return the aim that was printed."""
+        """Parse an aim as it is printed."""
         kind, step, nth = text.split("@")
         return Aim(kind, step, int(nth))
 
 
 def impossible(kind: str, step: str) -> str | None:
-    """Return why a fault cannot meet a step, ``None`` if it can."""
+    """Return the reason why a fault cannot occur at a step, ``None`` if it can."""
     actor, _, label = step.partition(": ")
     word, _, object_kind = label.partition(" ")
     if actor in {"conductor", "late put"}:
-        return "the simulation's own"
+        return "it belongs to the simulation"
     on_store = word in _STORE
     on_files = word in _FILES and actor in ON_EXECUTORS
     reads = object_kind in DATA if word == "read" else word == "get" and object_kind != "everything"
     reasons = {
-        "slow": (label == "begins", "what is slow is so from where it begins"),
-        "error before": (on_store, "nothing is asked of the store"),
-        "error after": (on_store, "nothing is asked of the store"),
-        "late effect": (word == "put", "nothing is put"),
+        "slow": (label == "begins", "a slow actor is slow from its start"),
+        "error before": (on_store, "the store is not called"),
+        "error after": (on_store, "the store is not called"),
+        "late effect": (word == "put", "no object is put"),
         "refused disk": (on_files and word != "lock", "no file is used"),
         "flipped byte": (reads, "no bytes of state are read"),
         "truncated": (reads, "no bytes of state are read"),
         "missing": (
             word == "get" and object_kind in {"delta", "merged", "snapshot", "savepoint"},
-            "no object that the log lists is asked for",
+            "no listed object is read",
         ),
         "clock back": (
             (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
-            "no clock is asked but how long things take",
+            "only durations are measured",
         ),
         "sleep": (actor in _DRIVERS, "only drivers' machines sleep"),
-        "reboot": (actor in ON_EXECUTORS, "a driver keeps no files: its reboot is a crash"),
-        "row lost": (label == "rows read", "no rows are on their way"),
-        "receipt lost": (label == "answer read", "no receipt is on its way"),
+        "reboot": (actor in ON_EXECUTORS, "a driver has no files, so its reboot is a crash"),
+        "row lost": (label == "rows read", "no rows are read"),
+        "receipt lost": (label == "answer read", "no receipt is read"),
         "block lost": (label == "results read", "no results are read"),
     }
     if kind in reasons:
@@ -115,14 +117,17 @@ def impossible(kind: str, step: str) -> str | None:
 
 
 class Faults:
-    """Draws the faults of a schedule, its aims first."""
+    """Choose the faults of a schedule, its aims first."""
 
     def __init__(self, chance: random.Random, aims: Sequence[Aim]) -> None:
         self._chance = chance
         self._rate = chance.choice([0.0, 0.002, 0.006, 0.02])
         self._left = chance.choice([1, 3, 8, 20])
         self._often_left = chance.choice([3, 6, 12, 24])
-        """So many more that steps meet often: else long histories never end, with slots that fail in each batch."""
+        """The number of additional faults at rare steps.
+
+        Without a bound, long histories never end.
+        """
         self._kinds = chance.sample(KINDS, chance.choice([2, 5, len(KINDS)]))
         self._aims: dict[str, list[Aim]] = {}
         for aim in aims:
@@ -131,7 +136,7 @@ class Faults:
         self._since = 0
         self.met: Counter[tuple[str, str]] = Counter()
         self.hit: list[Aim] = []
-        """The aims that were met, and when: with these alone the history is the same."""
+        """The aims that were met, with their occurrence. A schedule with only these aims has the same history."""
         self.used: set[str] = set()
         self.over = False
 

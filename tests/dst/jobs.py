@@ -1,4 +1,4 @@
-"""Kinds of queries, each with its batches and what plain Python computes of them."""
+"""The kinds of queries, each with its batches and with the results that plain Python computes."""
 
 from __future__ import annotations
 
@@ -23,36 +23,38 @@ from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
 __all__ = ["JOBS", "Drawn", "Job", "same"]
 
 BATCH_MS = 1_000
-"""So much later than the one before is each batch, as ``World.incoming`` has it."""
+"""The time between batches, as in ``World.incoming``."""
 Rows = list[dict[str, object]]
 State = Mapping[object, tuple[object, ...]]
 
 
 class Drawn(random.Random):
-    """The chance that draws a job. Each batch has its own, by the line of history that it was run on first."""
+    """The random numbers of a job. Each batch has its own, which depend on the line of history that ran it first."""
 
     def __init__(self, seed: int, origins: Sequence[int]) -> None:
-        super().__init__(f"{seed}/job")  # what draws the kind of job begins with the seed itself
+        super().__init__(f"{seed}/job")  # the kind of job is drawn from the plain seed
         self._seed = seed
         self._origins = origins
         self._keys = random.Random(f"{seed}/keys").choice([12, 60])
 
     def of(self, version: int) -> random.Random:
-        """Return what draws a batch."""
+        """Return the random numbers of a batch."""
         return random.Random(f"{self._seed}/{self._origins[version]}/{version}")
 
     def rows(self, version: int) -> pa.Table:
-        """Draw a batch of columns."""
+        """Return the random rows of a batch."""
         return drawn_batch(self.of(version), version, self._keys)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One query. ``contents`` has each durable store's state after each batch, ``outputs`` what its sink should get of
-    it. The last two of the ``batches`` are for the end, when nothing is disturbed any more. ``incoming`` is what the
-    source says of each batch, ``times`` what must be known of it. Times are not looked at where there are none.
-    ``initial`` is the initial state of ``alarms`` that a batch is run with, by name. A cache may be lost at any batch:
-    ``caches`` has for each batch what its sink should get if that had happened last with batch 0, 1, ... to this one.
+    """One query with its expected results.
+
+    ``contents`` has the state of each durable store after each batch, ``outputs`` the rows for its sink. The last two
+    of the ``batches`` are for the end, when there are no more faults. ``incoming`` are the source's facts of each
+    batch. ``times`` has the expected times of each batch, and is not compared if it is empty. ``initial`` is the named
+    initial state of ``alarms`` that each batch is run with. A cache may be lost at any batch: for each batch,
+    ``caches`` has the possible rows for its sink, one for each batch with which the cache may have started.
     """
 
     operators: Sequence[Operator]
@@ -87,18 +89,20 @@ class Job:
             expected = self.times[report.version]
             counts = (report.late_rows, report.timers_fired, report.expired)
             batch_times = BatchTimes(*counts, expected.watermark_ms, expected.late_watermark_ms)
-            same(batch_times, expected, f"what batch {report.version} tells")
+            same(batch_times, expected, f"the report of batch {report.version}")
 
     def check_records(self, records: Iterable[Record]) -> None:
-        """Compare the watermarks that batches have committed with ``times``."""
+        """Compare the watermarks of committed batches with ``times``."""
         for record in [record for record in records if record.kind == "batch" and self.times]:
             expected = self.times[record.version]
             actual = replace(expected, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
             same(actual, expected, f"the record of batch {record.version}")
 
     def check_delivery(self, store: str, rows: Rows, version: int, dealings: Sequence[Dealt]) -> None:
-        """Compare what a sink gets of a batch with ``outputs``; of a cache, each key-group with one of ``caches``, as
-        one of ``dealings`` has it: a key-group is lost as a whole.
+        """Compare the rows that a sink receives for a batch with ``outputs``.
+
+        The rows of each key-group of a cache must be possible by ``caches``, with one of ``dealings``, because a
+        key-group is lost as a whole.
         """
         if store in self.outputs[version]:
             expected = sorted(self.outputs[version][store], key=repr)
@@ -109,7 +113,7 @@ class Job:
 
 
 def _told_astray(rows: Rows, allowed: Sequence[Rows], dealt: Dealt) -> str:
-    """Return a problem if a key-group returned a result that is not possible after any allowed loss."""
+    """Return the problem of a key-group whose rows are not possible after any allowed loss, or an empty text."""
     actual = _by_key_group(rows, dealt)
     alternatives = [_by_key_group(rows, dealt) for rows in allowed]
     for group in sorted({*actual, *(group for alternative in alternatives for group in alternative)}):
@@ -120,7 +124,7 @@ def _told_astray(rows: Rows, allowed: Sequence[Rows], dealt: Dealt) -> str:
 
 
 def _by_key_group(rows: Rows, dealt: Dealt) -> dict[int, Rows]:
-    """Return rows by the key-group of their key, in an order of their own."""
+    """Return the rows of each key-group in a fixed order."""
     groups = dealt.of([row["k"] for row in rows])
     by_group: dict[int, Rows] = {}
     for group, row in sorted(zip(groups, rows, strict=True), key=repr):
@@ -129,12 +133,12 @@ def _by_key_group(rows: Rows, dealt: Dealt) -> dict[int, Rows]:
 
 
 def same(actual: object, expected: object, label: str) -> None:
-    """Raise if something is not what it should be."""
+    """Raise an error if a value differs from the expected one."""
     assert actual == expected, f"{label} is {actual}, not {expected}"
 
 
 def columns_of_keys(chance: Drawn, batches: int) -> Job:
-    """Draw running totals, a function for which order matters, and sometimes a cache beside them."""
+    """Return running totals, a function that depends on the order of rows, and their expected results."""
     operators = [totals(), tails()]
     rows = [chance.rows(version) for version in range(batches)]
     oracle = Oracle()
@@ -161,7 +165,7 @@ def columns_of_keys(chance: Drawn, batches: int) -> Job:
 
 
 def caches(chance: Drawn, batches: int) -> Job:
-    """Draw running totals beside two caches: counts, and a processor with timers."""
+    """Return running totals with two caches: counts, and a processor with timers."""
     seen_operator = operator_of("seen", ["k"], aggregate(count=count()), (), ROWS)
     alarms = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
     job = columns_of_keys(chance, batches)
@@ -182,20 +186,21 @@ def caches(chance: Drawn, batches: int) -> Job:
 
 
 def _rung(oracle: AlarmsOracle, batch: pa.Table, version: int) -> Rows:
-    """Feed a batch to processing-time timers; return their results."""
+    """Feed a batch to the model of processing-time timers. Return its output."""
     now_ms = BATCH_MS * version
     in_order = sorted(batch.to_pylist(), key=lambda row: row["at"])
     return oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])
 
 
 def sealed_columns(chance: Drawn, batches: int) -> Job:
-    """Draw the same, delivered after the commit."""
+    """Return columns of keys whose output is delivered after the commit."""
     return replace(columns_of_keys(chance, batches), settings={"deliver_after_commit": True})
 
 
 def timers(chance: Drawn, batches: int) -> Job:
-    """Draw a processor with processing-time timers and values with a TTL. Sometimes it gets one of two initial states,
-    or one when it joins the query.
+    """Return a processor with processing-time timers and values with a TTL.
+
+    Sometimes the processor gets one of two initial states, or an initial state when it joins the query.
     """
     operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
     oracle = AlarmsOracle()
@@ -232,7 +237,7 @@ def _initial_state(chance: Drawn) -> pa.Table:
 
 
 def events(chance: Drawn, batches: int) -> Job:
-    """Draw what closes by event time: counts, de-duplication and timers, of which some join the query late or pause."""
+    """Return operators by event time: counts, de-duplication and timers. Some join the query late or pause."""
     operators = chance.sample(event_operators(), chance.choice([1, 2, 3]))
     policy = chance.choice(["min", "min", "max"])
     last_pass = chance.random() < 0.25
@@ -256,13 +261,13 @@ def events(chance: Drawn, batches: int) -> Job:
 
 
 def sealed_events(chance: Drawn, batches: int) -> Job:
-    """Draw the same, delivered after the commit."""
+    """Return operators by event time whose output is delivered after the commit."""
     job = events(chance, batches)
     return replace(job, settings={**job.settings, "deliver_after_commit": True})
 
 
 def partitions(chance: Drawn, batches: int) -> Job:
-    """Draw another job, with state by the partition of the rows. Rows of the initial state have no partition."""
+    """Return another job with dispatch by partition. Rows of an initial state have no partition, so it has none."""
     draw = chance.choice([columns_of_keys, sealed_columns, caches, timers, events, sealed_events])
     job = draw(chance, batches)
     while job.initial:

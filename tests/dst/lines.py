@@ -1,5 +1,6 @@
-"""Lines of a query's history, each with the expected results, and the operator who rolls the query back: after a
-rollback a new line continues from an earlier batch with other rows.
+"""Lines of a query's history, each with its expected results, and the operator who rolls the query back.
+
+After a rollback a new line continues from an earlier batch with other rows.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ __all__ = ["Lines", "LinesHistory", "Remedies"]
 
 MOST_REMEDIES = 4
 ERA = 100
-"""Lines have other numbers than so many. What is run after a root was emptied or restored has rows of its own, too."""
+"""Numbers of lines are below this number. After a root is emptied or restored, rows differ by a multiple of it."""
 NOT_SWEPT_YET = 4
-"""So many records after a promise was raised, at most, what it gave up is deleted."""
+"""The number of records after which objects below a raised promise are deleted at the latest."""
 
 
 class Lines:
-    """One job for each line, by how often the query was taken back before it."""
+    """The job of each line, by the number of rollbacks before it."""
 
     def __init__(self, seed: int, kind: str, batches: int) -> None:
         self._seed = seed
@@ -59,19 +60,19 @@ class Lines:
         self._batches = batches
         self._era = 0
         self.restored = 0
-        """How often a root was restored: numbers of records come again."""
+        """How often a root was restored. Each time numbers of records repeat."""
         self._origins = [[0] * batches]
         self.jobs = [self._job(0)]
         self.former: set[str] = set()
-        """Queries whose root was emptied."""
+        """The ids of queries whose root was emptied."""
         self.dealings: dict[tuple[str, int], Dealt] = {}
-        """How records deal keys to shards, by their dispatch and number of key-groups."""
+        """The mappings of keys to shards that records had, by dispatch and number of key-groups."""
 
     def _job(self, line: int) -> Job:
         return JOBS[self._kind](Drawn(self._seed, self._origins[line]), self._batches)
 
     def begin(self, parent: int, version: int) -> None:
-        """Begin the next line after a batch of another one."""
+        """Start the next line after a batch of another one."""
         line = len(self.jobs)
         self._begin(line, self._origins[parent][: version + 1])
 
@@ -81,7 +82,7 @@ class Lines:
         self.jobs.append(self._job(line))
 
     def begin_anew(self, former: Iterable[str]) -> None:
-        """Begin with another query, and without any state: those of before have nothing more to deliver."""
+        """Start with another query and no state. Earlier queries deliver nothing more."""
         self._era = self._era + 1
         self._origins = []
         self.jobs = []
@@ -90,7 +91,7 @@ class Lines:
         self._begin(0, [])
 
     def restore(self, line: int, version: int) -> None:
-        """Have a line go on after a batch that it had been beyond: that, and all later lines, are as if never begun."""
+        """Continue a line from an earlier batch after a restore. All later lines are as if they had never started."""
         origin = self._origins[line][: version + 1]
         self._era = self._era + 1
         self.restored = self.restored + 1
@@ -98,23 +99,23 @@ class Lines:
         self._begin(line, origin)
 
     def origin(self, line: int, version: int) -> int:
-        """Return the line that a batch of a line was run on first: there it has its delivery from."""
+        """Return the line that first ran a batch of a line. The batch's delivery id contains it."""
         return self.rows_of(line, version) % ERA
 
     def rows_of(self, line: int, version: int) -> int:
-        """Return what distinguishes a batch's rows from those of other lines with the same batch id."""
+        """Return the number that distinguishes a batch's rows from those of other lines with the same batch id."""
         return self._origins[line][version] if version >= 0 else 0
 
     def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
-        """Compare what a sink is given with what it should be."""
+        """Check a delivery's id and compare its rows with the expected ones."""
         query, line, version = delivery.id.split("/")
         is_adopted = query.startswith("query") and query not in self.former and int(version) == delivery.batch_id
-        assert is_adopted, f"a delivery under the id {delivery.id}"
-        assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
+        assert is_adopted, f"wrong delivery id {delivery.id}"
+        assert self.origin(int(line), int(version)) == int(line), f"another line delivered {delivery.id} before"
         self._check(store, rows, int(line), int(version))
 
     def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
-        """Compare what sinks hold by delivery id with what the newest line should have brought."""
+        """Compare the deliveries in sinks with the outputs of the newest line."""
         line = len(self.jobs) - 1
         batches = [record for _, record in sorted(records.items()) if record.kind == "batch"]
         queries = {(batch.rollbacks, batch.version): batch.query_id for batch in batches}
@@ -129,7 +130,7 @@ class Lines:
 
 
 class LinesHistory(History):
-    """A log with rollbacks: a line of history begins where a record says so.
+    """A log with rollbacks: a rollback record starts a new line of history.
 
     By commit id, ``asked`` has the target and operator of a rollback, ``begun`` the time at which the record was
     created, and ``writers`` its writer.
@@ -144,16 +145,16 @@ class LinesHistory(History):
         self.begun: dict[str, float] = {}
         self.writers: dict[str, Process] = {}
         self.dealt: dict[Head, Dealt] = {}
-        """How keys were dealt to shards where a head came from."""
+        """The mapping of keys to shards of the record that first had a head."""
         self.contents: dict[Head, Mapping[str, Any]] = {}
-        """What all keys held there."""
+        """The expected state of all keys at a head."""
         self.former: set[str] = set()
-        """Folders of logs that are no more: what lies there is nobody's."""
+        """The folders of logs that were emptied. Their copies belong to no query."""
         self.strays: frozenset[str] = frozenset()
-        """Objects of drivers that began after the log was copied that was restored, and before the rest was."""
+        """Objects of drivers that started between the copy of the log and the copy of the other objects."""
 
     def begin_anew(self) -> None:
-        """Forget everything: the root was emptied."""
+        """Forget all records, because the root was emptied."""
         self.former |= {f"{root_id(self.world.home.root)}-{record.log_id[:12]}" for record in self.records.values()}
         mappings = (self.bytes, self.records, self.manifests, self.heads, self.timers, self.seen_at, self.dealt)
         for mapping in (*mappings, self.swept, self.contents):
@@ -161,7 +162,7 @@ class LinesHistory(History):
         self._looked_at = None
 
     def restore(self, newest: int, swept: Iterable[int]) -> None:
-        """Forget the records after ``newest``. Copies of what they listed are still there: what these held is known."""
+        """Forget the records after ``newest``. Their contents stay known, because local copies of them still exist."""
         for by_sequence in (self.bytes, self.records, self.manifests, self.seen_at):
             for sequence in [number for number in by_sequence if number > newest]:
                 del by_sequence[sequence]
@@ -193,13 +194,13 @@ class LinesHistory(History):
             self.schedule.dispatched.check_switched(record, self.manifests[sequence], contents)
 
     def watch_copies(self, patch: pytest.MonkeyPatch) -> None:
-        """Look at each copy in the moment in which an executor makes it another one."""
+        """Check each local copy when an executor replaces its stack."""
         switch = Stacks.replace_many
         current_actor = self.schedule.scheduler.mine
 
         def switched(stacks: Stacks, replacements: Mapping[int, tuple[Stack | None, Stack]]) -> set[int]:
             actor = current_actor()
-            folder = Path(stacks._path).parents[1]  # private: where they are
+            folder = Path(stacks._path).parents[1]  # private: the folder of the copy
             if actor is not None and actor.process.executor:
                 with unremembered():
                     for key_group, (_, stack) in replacements.items():
@@ -218,7 +219,7 @@ class LinesHistory(History):
         return commit_id
 
     def kept_seconds(self, record: Record) -> float:
-        """Return how long the writer of this record promises older records at least, by its own clock."""
+        """Return how long the writer of this record retains older records at least, by its clock."""
         skews = self.schedule.skews
         driver = getattr(self.writers.get(record.commit_id), "driver", None)
         retained_for = driver.settings.retained_for if driver else super().kept_seconds(record)
@@ -238,7 +239,7 @@ class LinesHistory(History):
         return sequence if sequence is not None and sequence >= 0 else None
 
     def check_bounded(self) -> None:
-        """Compare what is stored, once all is quiet and scans had their time, with what retained records list."""
+        """Check that stored objects are bounded by what retained records list, after all scans had time."""
         newest = max(self.records)
         tail = self.records[newest]
         first = self.records[newest].promised - NOT_SWEPT_YET
@@ -250,23 +251,23 @@ class LinesHistory(History):
         present = self.world.memory.list("")
         needed = self.records[max(first, 0)].full - 1
         old = [name for name in present if (n := paths.parse_record_name(name)) is not None and n < needed]
-        assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
+        assert not old, f"{len(old)} unneeded records are not deleted, the first is {old[0]}"
         others_parsed = [
             object_name for name in present if name not in listed and (object_name := self._parsed(name, tail.epoch))
         ]
-        given_up = tail.version - 1  # what was sealed for the last batches in vain goes with the next ones
+        given_up = tail.version - 1  # objects of the last failed batches are deleted with the next batches
         unlisted = [s for s in others_parsed if s.epoch < tail.epoch or (s.kind == "delta" and s.version < given_up)]
-        assert not unlisted, f"{len(unlisted)} objects stay that nothing retained lists, such as {unlisted[0]}"
+        assert not unlisted, f"{len(unlisted)} objects without a retained record are not deleted, such as {unlisted[0]}"
         snapshots = [s for s in others_parsed if s.kind == "snapshot"]
-        assert len(snapshots) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
+        assert len(snapshots) <= self.world.settings.key_groups * len(self.world.operators), "snapshots accumulate"
 
     def _parsed(self, name: str, epoch: int) -> paths.ObjectName | None:
-        """Parse a name. Return ``None`` for strays that could belong to a newer driver."""
+        """Parse an object's name. Return ``None`` for an object that may belong to a newer driver."""
         parsed = paths.parse_object_name(name)
         return parsed if parsed is None or parsed.epoch < epoch or name not in self.strays else None
 
     def refuses(self, wanted_target: int | str) -> bool:
-        """Tell whether a rollback to there may be refused: nothing intact leads there, or it is not promised."""
+        """Return whether a rollback to this target may be refused: it does not exist, or is not promised."""
         self.look()
         newest = max(self.records)
         target = self.target_of(wanted_target, newest)
@@ -282,7 +283,7 @@ class LinesHistory(History):
         return self.contents[head]
 
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Any) -> bool:
-        """I2, of a copy of this log."""
+        """I2 for a local copy of this log."""
         return folder.parent.name not in self.former and super().check_copy(folder, address, stack, contents)
 
 
@@ -303,14 +304,14 @@ class Remedies:
         self._stamped = ""
         self.begun = 0
         self.line = 0
-        """The line that Spark's checkpoint is of."""
+        """The line of Spark's checkpoint."""
         self.astray: int | None = None
-        """The batch that Spark's checkpoint is at, where it or the root was restored and they do not fit."""
+        """The batch of Spark's checkpoint if it does not match the root after a restore."""
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
-        """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
+        """Patch the recovery commands: their store calls become steps, and their ids come from the seed."""
         patch.setattr(recovery, "open_store", lambda *_: self._world.stepped)
-        patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
+        patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: its ids must come from the seed
         clocks = lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000)  # noqa: E731 - two modules
         patch.setattr(recovery, "machine_clocks", clocks)
         patch.setattr(savepoints, "machine_clocks", clocks)
@@ -324,7 +325,7 @@ class Remedies:
         patch.setattr(savepoints, "time", now)
 
     def _drawn_id(self) -> str:
-        """Return a random id that may become the commit id of a record of the actor at work."""
+        """Return a random id that may become the commit id of a record of the current actor."""
         return self._world.log_seen.begins(self._chance.randbytes(16).hex())
 
     def _drawn_stamp(self) -> Stamp:
@@ -336,7 +337,7 @@ class Remedies:
         return stamp
 
     def begins(self) -> bool:
-        """Start an operator sometimes, and always after an unfinished rollback; return whether one is at work."""
+        """Start an operator sometimes, and always after an unfinished rollback. Return whether one is at work."""
         records = self._world.log_seen.records
         has_savepoints = bool(records) and bool(records[max(records)].savepoints)
         often = has_savepoints or self._world.settings.retained_versions > 4
@@ -353,17 +354,17 @@ class Remedies:
         return self.at_work()
 
     def finish(self) -> None:
-        """Come to the end of what was begun."""
+        """Finish an unfinished rollback."""
         if self.unfinished():
             self._begin()
         self._world.scheduler.wait(lambda: not self.at_work(), 5_000.0)
 
     def unfinished(self) -> bool:
-        """Tell whether the log was taken back and the checkpoint was not, or one of them was restored from a backup."""
+        """Return whether only the log was rolled back, or only one of log and checkpoint was restored."""
         return self.astray is not None or self.line < len(self._world.lines.jobs) - 1
 
     def at_work(self) -> bool:
-        """Tell whether an operator is at it. One that hangs is sent away."""
+        """Return whether an operator is at work. An operator that hangs is stopped."""
         actor = self._actor
         if actor is not None and not actor.done and actor.until >= FOREVER and actor.ready is None:
             self._world.stop(actor.process)
@@ -373,7 +374,7 @@ class Remedies:
         """Stop the query, except for work that continues unseen, and roll it back."""
         with self._world.scheduler.quiet():
             to = self._choose()
-            is_lost = isinstance(to, int) and self._world.log_seen.refuses(to)  # who goes on might come to it
+            is_lost = isinstance(to, int) and self._world.log_seen.refuses(to)  # a driver that continues might reach it
         if to is None:
             return
         self.begun += 1
@@ -382,7 +383,7 @@ class Remedies:
             if is_lost or not program.claimed or self._chance.random() < 0.7:
                 self._world.stop(program)
         alone = not any(program.alive for program in running)
-        self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
+        self._world.say(f"an operator rolls the query back to {to}, {'alone' if alone else 'while other actors run'}")
         self._asking = to
         process = Process(f"operator {self.begun}")
         self._actor = self._world.scheduler.spawn(
@@ -390,8 +391,10 @@ class Remedies:
         )
 
     def _begin_adopting(self) -> None:
-        """Stop the query, and let a query with another checkpoint adopt its state, if the newest record is the batch
-        that Spark committed last. Not for event time, which would restart.
+        """Stop the query, and let a query with another checkpoint adopt its state.
+
+        This needs a newest record that is the last batch that Spark committed. Queries with event time are excluded,
+        because their watermark would restart.
         """
         world = self._world
         with world.scheduler.quiet():
@@ -409,7 +412,7 @@ class Remedies:
         for program in [program for program in world.programs if program.alive]:
             world.stop(program)
         name = f"operator {self.begun}"
-        world.say(f"{name} has another query take the state over")
+        world.say(f"{name} lets another query adopt the state")
         self._actor = world.scheduler.spawn(name, "operator", Process(name), lambda: self._adopt(undelivered))
 
     def _begin_savepoint(self) -> None:
@@ -459,12 +462,13 @@ class Remedies:
             return
         world.holds_told(self._stamped)
         if undelivered:
-            world.scheduler.broke(AssertionError("state taken over though its last output was not delivered"))
+            world.scheduler.broke(AssertionError("the state was adopted although its last output was not delivered"))
         world.step("state taken over")
 
     def _choose(self) -> int | str | None:
-        """Draw the target: an earlier batch or record, sometimes one that is no longer promised. After an unfinished
-        rollback it is the version of the log.
+        """Return a random target: an earlier batch, record or savepoint, sometimes one that is no longer promised.
+
+        After an unfinished rollback the target is the version of the log.
         """
         history = self._world.log_seen
         history.look()
@@ -489,12 +493,12 @@ class Remedies:
         return f"record:{target.sequence}"
 
     def _savepoints(self, newest: Record) -> list[str]:
-        """Return the savepoints that can be gone back to."""
+        """Return the savepoints that the query can be rolled back to."""
         sequences = {record.sequence for record in self._kept_from(0)}
         return [f"savepoint:{each.name}" for each in newest.savepoints if each.sequence in sequences]
 
     def _led_elsewhere(self, newest: Record) -> Sequence[int | str]:
-        """Return, sometimes, savepoints, or batches whose newest record belongs to an abandoned line."""
+        """Sometimes return savepoints, or batches whose newest record belongs to an abandoned line."""
         choices: list[tuple[Sequence[int | str], float]] = [
             (self._savepoints(newest), 0.5),
             (self._lead_astray(), 0.6),
@@ -506,14 +510,17 @@ class Remedies:
         return []
 
     def _kept_from(self, first: int) -> list[Record]:
-        """Return the records from there on that can be gone back to, as far as Spark has committed more."""
+        """Return the records from ``first`` on that the query can be rolled back to."""
         records = self._world.log_seen.records
         first = max([first, *(n + 1 for n, record in records.items() if record.kind == "adopt")])
         back = [record for n, record in records.items() if n >= first and record.version < self._world.committed]
         return [record for record in back if record.offsets or record.version < 0]
 
     def _lead_astray(self) -> list[int]:
-        """Return the batches whose newest promised record is of a line given up: their number leads to another one."""
+        """Return the batches whose newest promised record is of an abandoned line.
+
+        Their number finds another record.
+        """
         history = self._world.log_seen
         newest = max(history.records, default=-1)
         if newest < 0:
@@ -548,10 +555,10 @@ class Remedies:
             self.line = len(lines.jobs) - 1
             world.committed = checkpoint.next_batch() - 1
             self.astray = None
-        world.say(f"line {self.line} goes on after batch {plan.version}")
+        world.say(f"line {self.line} continues after batch {plan.version}")
 
     def checkpoint(self, query_id: str = "", looked: str = "") -> Checkpoint:
-        """Write Spark's checkpoint as it would be now, or that of another query which is as far."""
+        """Write Spark's checkpoint as of now, or that of another query at the same batch. Return it."""
         folder = self._folder / f"checkpoint-{self.begun}{query_id}{looked}"
         with self._world.scheduler.quiet():
             for name in ("offsets", "commits"):
@@ -564,19 +571,19 @@ class Remedies:
 
 
 class SlowReader:
-    """A slow reader of the newest state, from the objects, while the query runs. ``world`` is the schedule."""
+    """A slow reader of the newest state, which reads objects while the query runs. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self._world = world
         self._folder = folder
 
     def begin(self, number: int) -> None:
-        """Begin to read."""
+        """Start a reader."""
         name = f"reader {number}"
         self._world.scheduler.spawn(name, "reader", Process(name), lambda: self._read(name))
 
     def _read(self, name: str) -> None:
-        """Compare what every store holds. What is not promised any more may go under the reader's hands."""
+        """Compare the state of every store. Objects that are no longer promised may be deleted meanwhile."""
         world = self._world
         world.step("begins")
         log = Log(world.stepped, world.home.root)

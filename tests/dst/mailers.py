@@ -1,4 +1,4 @@
-"""Operators who make requests through the mailbox, and what must hold of the answers: each is given once."""
+"""Operators who make requests through the mailbox. Each request gets one answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["SAVEPOINTS", "Mailers"]
 EXPIRES_MS = [1, 60_000, 3_600_000, 3_600_000, 3_600_000]
 SAVEPOINTS = ["release", "monday", "before-move"]
 CONTROL_SHARE = 0.6
-"""So many queries read requests."""
+"""The share of queries that read requests."""
 
 
 class Mailers:
-    """Those who write the mailbox, each in a process of their own. ``world`` is the schedule."""
+    """Writers of the mailbox, each in a separate process. ``world`` is the schedule."""
 
     def __init__(self, world: Any) -> None:
         self._world = world
@@ -30,12 +30,12 @@ class Mailers:
 
     @staticmethod
     def settings(seed: int) -> dict[str, object]:
-        """Return whether the query reads requests."""
+        """Return the setting that makes the query read requests, or not."""
         is_on = random.Random(f"{seed}/control").random() < CONTROL_SHARE
         return {"control": "on" if is_on else "off"}
 
     def begin(self) -> None:
-        """Start one, who makes a request; sometimes two at a time, who race."""
+        """Start one operator who makes a request, or two at the same time."""
         world = self._world
         if world.settings.control != "on" or not world.log_seen.records:
             return
@@ -55,12 +55,12 @@ class Mailers:
             try:
                 made = add_request(world.stepped, request, self._answered)
             except ConfigError as error:
-                if error.id != "RIFFLE-1351":  # too many have no answer
+                if error.id != "RIFFLE-1351":  # a full mailbox is allowed
                     world.check_expected(error)
             except RiffleError as error:
                 world.say(f"{name}: {type(error).__name__}")
             else:
-                world.say(f"{name} asks for {command} {arguments}, number {made.number}")
+                world.say(f"{name} requests {command} {arguments}, number {made.number}")
 
         return make
 
@@ -85,7 +85,7 @@ class Mailers:
         )
 
     def _record(self) -> dict[str, object]:
-        """Return the number and commit id of a record that the newest one promises, or just not any more."""
+        """Return the number and commit id of a record that the newest one promises, or that it no longer promises."""
         with self._world.scheduler.quiet():
             self._world.log_seen.look()
         records = self._world.log_seen.records
@@ -101,7 +101,7 @@ class Mailers:
         return last_number(read_requests(records[max(records)].orders).answers) if records else 0
 
     def check(self) -> None:
-        """Compare each new record with the one before it."""
+        """Compare each new record with the previous one."""
         records = self._world.log_seen.records
         for sequence, record in list(records.items()):
             before = records.get(sequence - 1)
@@ -114,7 +114,7 @@ class Mailers:
         new = read_requests(record.orders).answers
         numbers = [answer.number for answer in new]
         assert numbers == sorted(set(numbers)), f"answers are out of order: {numbers}"
-        assert last_number(new) >= last_number(old), f"record {record.sequence} forgets answers"
+        assert last_number(new) >= last_number(old), f"record {record.sequence} lacks answers of the previous one"
         earlier = {answer.number: answer for answer in old}
         again = [answer for answer in new if answer.number in earlier and answer != earlier[answer.number]]
         assert not again, f"answered twice: {again}"
@@ -122,7 +122,7 @@ class Mailers:
         assert not late, f"applied again: {late}"
 
     def compare(self) -> None:
-        """At the end every request in the mailbox has an answer."""
+        """Check that at the end every request in the mailbox has an answer."""
         if self._world.settings.control == "on":
             mailbox, _ = read_mailbox(self._world.memory)
             pending = mailbox.pending_after(self._answered())

@@ -1,5 +1,6 @@
-"""Processes that play schedules in parallel and return results in the order of their numbers. So a run is the same for
-any number of processes.
+"""Processes that play schedules in parallel. Results have the order of their numbers.
+
+So a run is the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Generic, TypeVar
 __all__ = ["AHEAD", "Players"]
 
 AHEAD = 16
-"""What a schedule aims at follows from all that were so many before it: more processes than that have nothing to do."""
+"""The aims of a schedule depend on all results up to this many before it. More processes would be idle."""
 RENEWED = 100
-"""After so many tasks another process takes one's place: whatever one keeps in memory stays bounded."""
+"""A process is replaced after this many tasks, which bounds its memory."""
 _FORK = multiprocessing.get_context("fork")
 
 Task = TypeVar("Task")
@@ -47,8 +48,9 @@ class Players(Generic[Task, Answer]):
         self._players: list[_Player[Task]] = []
 
     def answers(self, task: Callable[[int], Task], count: int, is_over: Callable[[], bool]) -> Iterator[Answer]:
-        """Yield the answers to ``count`` tasks, fewer if it ``is_over`` before. Each task is asked for when the answer
-        ``AHEAD`` before it was yielded and the next one is wanted.
+        """Yield the answers to ``count`` tasks in order, or fewer if ``is_over`` returns true before.
+
+        A task is created when the answer ``AHEAD`` numbers before it was yielded and the next one is requested.
         """
         waiting = deque((number, task(number)) for number in range(min(AHEAD, count)))
         answered: dict[int, Answer] = {}
@@ -69,11 +71,11 @@ class Players(Generic[Task, Answer]):
         for player in self._players:
             if player.plays is None and waiting:
                 player.plays = waiting.popleft()
-                with suppress(ConnectionError):  # one that has ended is heard of by its pipe
+                with suppress(ConnectionError):  # the pipe of an ended process is handled in _hear
                     player.pipe.send(player.plays[1])
 
     def _hear(self, answered: dict[int, Answer]) -> None:
-        """Wait for an answer. A process that ended has another one in its place."""
+        """Wait for an answer. A process that ended is replaced."""
         ready = wait([player.pipe for player in self._players if player.plays is not None])
         for index, player in enumerate(self._players):
             if player.pipe in ready and player.plays is not None:
@@ -98,7 +100,7 @@ class Players(Generic[Task, Answer]):
         return _Player(process, own_end)
 
     def end(self) -> None:
-        """End the processes, whatever they are at."""
+        """Kill all processes."""
         for player in self._players:
             _end(player)
 
@@ -110,16 +112,17 @@ def _end(player: _Player[Task]) -> None:
 
 
 def _works(pipe: Connection, inherited: list[Connection], index: int, play: Callable[[Task], Answer]) -> None:
-    """Play tasks until the pipe is closed. The pipes of other processes are closed first, so that their end is seen.
+    """Play tasks until the pipe is closed.
 
-    Threads that take turns are fast on one core, and slow on two, which wake each other up.
+    The pipes of other processes are closed first, so that their end is noticed. The process runs on one core, because
+    threads that take turns are slow on two.
     """
     for connection in inherited:
         connection.close()
-    if hasattr(os, "sched_setaffinity"):  # as on Linux
+    if hasattr(os, "sched_setaffinity"):  # only on Linux
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted command ends its players itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted command ends its processes itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
         try:

@@ -1,5 +1,6 @@
-"""Which processes there are on the one machine that simulated executors share: numbers of those that ended are given
-again, to processes that began later. Who looks for a folder there finds what a dead one has left.
+"""The process numbers on the one machine that simulated executors share.
+
+Numbers of ended processes are used again. An executor that claims a folder finds those of dead processes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["ProcessTable"]
 
 _MACHINE = "pid:[1]"
 _UNHINDERED_SECONDS = 20.0
-"""Who took longer has waited for a lock that somebody held, or for a folder that somebody was still in."""
+"""A claim that takes longer has waited for a lock or for a folder that was still in use."""
 
 
 class ProcessTable:
@@ -34,8 +35,8 @@ class ProcessTable:
         self._claiming: list[Path] = []
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
-        """Have executors find their processes, and those of others, here."""
-        patch.setattr(abandoned, "_pid_namespace", lambda: _MACHINE)  # private: what /proc says
+        """Make executors find the simulated processes."""
+        patch.setattr(abandoned, "_pid_namespace", lambda: _MACHINE)  # private: it reads /proc
         patch.setattr(abandoned, "_start_time", self._start_time)
         patch.setattr(member_folders, "executor_process", self._mine)
         patch.setattr(member_folders, "claim_folder", self._claimed)
@@ -59,8 +60,9 @@ class ProcessTable:
         return f"{number} {started} {_MACHINE}"
 
     def _claimed(self, base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
-        """Claim a folder. The folder of a dead process is reused, unless another actor hangs while it claims one, or a
-        disk failed.
+        """Claim a folder, and check that the folder of a dead process is reused.
+
+        It need not be reused if another actor hangs while it claims a folder, or if a disk failed.
         """
         scheduler = self._world.scheduler
         began = self._world.scheduler.now
@@ -74,12 +76,12 @@ class ProcessTable:
         finally:
             self._claiming.remove(base)
         is_hindered |= scheduler.now > began + _UNHINDERED_SECONDS
-        is_hindered |= "refused disk" in self._world.faults.used  # perhaps but in this claim
+        is_hindered |= "refused disk" in self._world.faults.used  # perhaps in this claim only
         if claim_.path not in existing and not is_hindered:
             with scheduler.quiet():
                 free = [folder.name for folder, whose in leftover.items() if _is_free(folder, whose)]
             if free:
-                scheduler.broke(AssertionError(f"{owner} begins {claim_.member}, though dead processes left {free}"))
+                scheduler.broke(AssertionError(f"{owner} creates {claim_.member} although dead processes left {free}"))
         return claim_
 
     def _left(self, base: Path) -> dict[Path, str]:
@@ -87,7 +89,7 @@ class ProcessTable:
         running = {*self._running().items()}
         claims = dict[Path, str]()
         for folder in sorted(base.glob("m*")):
-            with suppress(OSError, ValueError):  # what a machine that rebooted has left of a file names nobody
+            with suppress(OSError, ValueError):  # a file that a reboot tore has no owner
                 number, started, machine = (folder / "process").read_text().split()
                 if machine == _MACHINE and (int(number), int(started)) not in running:
                     claims[folder] = (folder / "owner").read_text()

@@ -1,7 +1,7 @@
-"""Operators who empty a root and start again, or restore it from an earlier copy, with Spark's checkpoint or one of
-both alone. Local copies stay on the executors' disks.
+"""Operators who empty a root and restart, or restore the root, the checkpoint or both from an earlier copy.
 
-These events have their own random numbers, so that other histories of a seed do not change.
+Local copies stay on the executors' disks. These events have separate random numbers, so that other histories of a seed
+do not change.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Roots"]
 
 _COMES = ("", "", "", "", "emptied", "restored", "restored", "restored")
 _AFTER = (-1, 0, 0, 1, 2, 3)
-"""After this batch a root is emptied, or copied, or after the last one but one."""
+"""The batch after which a root is emptied or copied. Negative: before the last one."""
 _LATER = (1, 2, 2, 20)
-"""So many batches after a copy was taken it is restored, or when the query has come to its last one."""
+"""The number of batches between a copy and its restore. The last batch ends the wait."""
 _REFUSED_SECONDS = 2_000.0
 
 
 @dataclass
 class _Copy:
-    """A copy of root and checkpoint. ``newest`` is its newest record, ``lines`` how many lines there were by then."""
+    """A copy of root and checkpoint, with its newest record and the number of lines at that time."""
 
     log: dict[str, bytes]
     newest: int
@@ -42,27 +42,27 @@ class _Copy:
 
 
 class Roots:
-    """Who empties, copies and restores the root, once in a history at most. ``world`` is the schedule."""
+    """An operator who empties, or copies and restores the root, at most once per history. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self._world = world
         self._chance = random.Random(f"{world.seed}/roots")
         self._comes = self._chance.choice(_COMES)
         self.stays = not self._comes
-        """Whether nobody empties or restores it in this history."""
+        """Whether the root is never emptied or restored in this history."""
         self._after = self._chance.choice(_AFTER)
         self._later = self._chance.choice(_LATER)
         self._beside = self._chance.random() < 0.5
         self._lasts, self._drivers = self._chance.choice([(0, 0), (0, 0), (1, 0), (0, 2), (3, 2)])
-        """So many batches, and drivers, come while the rest is copied."""
+        """The number of batches and of drivers between the copy of the log and of the other objects."""
         self._folder = folder.with_name(f"{folder.name}-root")
         self._copy: _Copy | None = None
         self.url = f"file://{self._folder}" if self._chance.random() < 0.1 else ""
-        """Where the root is: now and then it is a directory."""
+        """The URL of the root. Sometimes it is a directory."""
         self.batches = 6 if self._comes == "restored" else 0
-        """So many batches at least are for what is to come."""
+        """The minimum number of batches that these events need."""
         self.query_id = "query"
-        """The query that begins with no state."""
+        """The id of a query that starts without state."""
 
     def end(self) -> None:
         """Remove the files of a root."""
@@ -70,7 +70,7 @@ class Roots:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the log of the running query was copied and the rest is being copied."""
+        """Whether the log of the running query was copied and the other objects are not yet."""
         return bool(self._comes) and self._copy is not None and self._beside
 
     def is_due(self) -> bool:
@@ -83,14 +83,14 @@ class Roots:
         return bool(world.committed >= min(batch, world.last - (copy is None))) and self._is_quiet()
 
     def _is_quiet(self) -> bool:
-        """Return whether nothing else is under way."""
+        """Return whether no put and no other operator is under way."""
         world = self._world
         is_on_its_way = any(actor.kind == "late put" for actor in world.scheduler.actors)
         is_busy = is_on_its_way or world.remedies.at_work() or world.remedies.unfinished()
         return bool(world.log_seen.records) and not is_busy
 
     def _goes_on(self) -> bool:
-        """Return whether a copy that takes several batches continues with its second part."""
+        """Return whether the second part of a copy of the running query is due."""
         world = self._world
         copy = self._copy
         if copy is None or not self.is_copied:
@@ -101,7 +101,7 @@ class Roots:
         return bool(goes_on or world.committed >= world.last) and self._is_quiet()
 
     def begins(self) -> bool:
-        """Do or continue what is due; return whether there was anything."""
+        """Do or continue what is due. Return whether anything was."""
         if not (self._goes_on() or self.is_due()):
             return False
         with self._world.scheduler.quiet():
@@ -117,7 +117,7 @@ class Roots:
         return True
 
     def _stop(self) -> None:
-        """Stop the query. Spark ends its tasks with it; executors stay, and what these have in memory."""
+        """Stop the query and its tasks. Executors stay, with their memory."""
         world = self._world
         for program in [program for program in world.programs if program.alive]:
             world.stop(program)
@@ -130,17 +130,17 @@ class Roots:
         return {name: memory.get(name) for name in names}
 
     def _refused(self) -> None:
-        """Start the query as it is: it must not go on."""
+        """Start the query with a mismatched root and checkpoint, and check that it writes nothing."""
         world = self._world
         before = self._own_names()
         world.start()
         program = world.programs[-1]
         world.scheduler.wait(lambda: program.ended or not program.alive, _REFUSED_SECONDS)
         self._stop()
-        assert self._own_names() == before, "a query has gone on whose root and checkpoint do not fit"
+        assert self._own_names() == before, "a query whose root and checkpoint do not match has written objects"
 
     def _own_names(self) -> set[str]:
-        """Return the names of all objects of the query. An operator may put a request into the mailbox meanwhile."""
+        """Return the names of all objects except the mailbox, which an operator may write meanwhile."""
         return {*self._world.memory.list("")} - {paths.MAILBOX}
 
     # --- a root that is emptied ---------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Roots:
     # --- a root that is copied, and restored --------------------------------------------------------------------------
 
     def _begin_copy(self) -> None:
-        """Copy the log; with the query stopped, all else too."""
+        """Copy the log. If the query is stopped, copy the other objects too."""
         world = self._world
         records = self._world.log_seen.records
         newest = records[max(records)]
@@ -179,8 +179,9 @@ class Roots:
         self._copy = _Copy(log, newest.sequence, swept, lines, newest.query_id, rest, world.committed)
 
     def _end_copy(self) -> None:
-        """Copy the rest of the root, then the checkpoint. Verification must report an incomplete copy. A copy during
-        which the query was rolled back or adopted is taken again.
+        """Copy the other objects, then the checkpoint. Verification must report an incomplete copy.
+
+        If the query was rolled back or adopted meanwhile, the copy is taken again.
         """
         world = self._world
         copy = self._copy
@@ -195,13 +196,13 @@ class Roots:
         for savepoint in world.log_seen.records[copy.newest].savepoints:
             listed |= {paths.savepoint_name(savepoint.id), *world.log_seen.listed_by_savepoint(savepoint)}
         missing = listed - copy.rest.keys()
-        assert bool(missing) == verified.is_damaged, f"a copy that lacks {missing} is said to have {verified.findings}"
+        assert bool(missing) == verified.is_damaged, f"a copy that lacks {missing} has the findings {verified.findings}"
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
         self._lasts = 0
         self._drivers = 0
         self._beside = not is_one or bool(missing)
         self._copy = copy if is_one and not missing else None
-        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(missing)} objects are gone")
+        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(missing)} objects are missing")
 
     def _verified(self, copy: _Copy) -> Verified:
         url = f"memory://copy-of-{self._world.home.root.rpartition('/')[2]}"
@@ -213,7 +214,7 @@ class Roots:
             aside.delete(aside.list(""))
 
     def _restore(self, copy: _Copy) -> None:
-        """Restore root and checkpoint, or one of them if the other is of the same line."""
+        """Restore root and checkpoint, or only one of them if the other is of the same line."""
         world = self._world
         history = self._world.log_seen
         self._comes = ""
@@ -238,7 +239,7 @@ class Roots:
                 self._refused()
 
     def _go_back(self, copy: _Copy) -> None:
-        """Go on from a copy. What the sink has of later batches its user removes."""
+        """Continue from a copy. The sink's deliveries of later batches are removed, as by a user."""
         world = self._world
         world.log_seen.restore(copy.newest, copy.swept)
         tail = world.log_seen.records[copy.newest]
@@ -249,7 +250,7 @@ class Roots:
         for sink in world.sinks.values():
             for name in [*sink.by_id]:
                 line, version = map(int, name.split("/")[1:])
-                if (line, version) > (tail.rollbacks, tail.version):  # those of lines given up before were there
+                if (line, version) > (tail.rollbacks, tail.version):  # deliveries of earlier lines were there before
                     del sink.by_id[name]
 
     def _look(self, tail: Any, *, fits: bool) -> None:

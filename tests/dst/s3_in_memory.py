@@ -1,6 +1,4 @@
-"""A store that is reached through S3's real client: its requests are answered here, from what ``inner`` holds, before
-they would be sent.
-"""
+"""A store behind the real S3 client, whose requests are answered in this process from an ``inner`` store."""
 
 from __future__ import annotations
 
@@ -27,17 +25,18 @@ _BUCKET = "simulated"
 _ROOT = "root"
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
 _BUSY_SHARE = 0.05
-"""So many puts are told that another one of that name is under way."""
+"""The share of puts that are refused because another put of the same name is under way."""
 Answer = tuple[int, dict[str, str], bytes]
 
 
 class S3InMemory:
-    """An S3 server with the objects of ``inner``. ``store`` is the client of the query. Some lists have small pages,
-    and some puts must be repeated.
+    """An S3 server with the objects of ``inner``. ``store`` is the client of the query.
+
+    Some lists have small pages, and some puts must be repeated.
     """
 
     serving: ClassVar[S3InMemory | None] = None
-    """Who answers: clients are kept, as in any process."""
+    """The server that answers requests. Clients are cached, so they cannot refer to it."""
 
     def __init__(self, inner: ObjectStore, chance: random.Random, sleep: Callable[[float], None]) -> None:
         self._inner = inner
@@ -51,7 +50,7 @@ class S3InMemory:
         self.store: ObjectStore = S3Store(_BUCKET, _ROOT, options)
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
-        """Answer requests from now on. A waiting client lets other actors continue."""
+        """Answer requests from now on. While a client waits, other actors continue."""
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "simulated")
         patch.setattr(remote, "time", self)
@@ -60,11 +59,11 @@ class S3InMemory:
         client.meta.events.register("before-send.s3", _served, unique_id="simulated")
 
     def sleep(self, seconds: float) -> None:
-        """Let others go on."""
+        """Wait, and let other actors continue."""
         self._sleep(seconds)
 
     def monotonic(self) -> float:
-        """Stand still: no call waits for long here."""
+        """Return a constant time, because no call waits for long."""
         return 0.0
 
     def answer(self, request: Any) -> AWSResponse:
@@ -126,17 +125,17 @@ class S3InMemory:
         return 200, {}, f"<ListBucketResult>{xml}</ListBucketResult>".encode()
 
     def _delete(self, body: str) -> Answer:
-        root = ElementTree.fromstring(body)  # noqa: S314 - our own
+        root = ElementTree.fromstring(body)  # noqa: S314 - the product wrote it
         keys = [element.text or "" for element in root.iter() if element.tag.rpartition("}")[2] == "Key"]
         self._inner.delete([key.removeprefix(f"{_ROOT}/") for key in keys])
         return 200, {}, b"<DeleteResult></DeleteResult>"
 
 
 class _Raw(BytesIO):
-    """A body as urllib3 gives it."""
+    """A response body with the interface of urllib3."""
 
     def stream(self, *_: object, **__: object) -> Any:
-        """Yield what is left."""
+        """Yield the remaining bytes."""
         while data := self.read(1 << 16):
             yield data
 

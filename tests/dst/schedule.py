@@ -1,7 +1,7 @@
-"""One history of a query under fire: drivers, their upkeep, executors and operators as actors, and what must hold.
+"""One history of a query with faults: drivers, upkeep, executors and operators are actors.
 
-``Schedule(seed, folder).run()`` plays one and compares everything with what plain Python computes. The same seed, with
-the same aims, plays the same history.
+``Schedule(seed, folder).run()`` plays a history and compares all results with those of plain Python. The same seed with
+the same aims plays the same history.
 """
 
 from __future__ import annotations
@@ -53,26 +53,30 @@ MOST_DRIVERS = 3
 MOST_READERS = 2
 MOST_STARTS = 200
 CALM_AFTER = 20
-"""After so many starts of the query others come seldom: drivers that only take over from each other commit nothing."""
+"""After this many starts further starts are rare, because drivers that only take over commit nothing."""
 REST_SECONDS = 5_000.0
 STILL_SECONDS = 20.0
 S3_SHARE = 0.1
-"""So many histories reach the store through S3's client: each of its calls takes a millisecond. There are standbys
-that get snapshots in several ranges.
+"""The share of histories that use the S3 client, whose calls take a millisecond each.
+
+These have standbys that fetch snapshots in several ranges.
 """
 TASKS_SHARED = 0.5
-"""In so many histories a task of a slot runs for all stores with the same key."""
+"""The share of histories in which one task runs a slot for all stores with the same key."""
 LOOKS_SECONDS = 1.5
 IDLE_LOOKS_SECONDS = 15.0
-"""How often a driver looks between batches, and once nothing befalls any more: that is most of the simulated time."""
+"""The time between a driver's checks between batches.
+
+It is longer without faults, because it is most of the simulated time.
+"""
 RETAINED_FOR = [0, 0, 0, 5, 5, 300]
-"""Each driver has its own."""
+"""Each driver has a random one of these settings."""
 OLD_SECONDS = 700.0
-"""Longer than scans, clean-ups and retention wait."""
+"""A time longer than scans, clean-ups and retention wait."""
 
 
 class _Program(Process):
-    """A driver's process."""
+    """The process of a driver."""
 
     driver: Driver
     background: SteppedBackground
@@ -85,7 +89,7 @@ class _Program(Process):
 
 
 class Schedule(World):
-    """One random history. ``history`` lists the events, ``faults`` which fault met which step."""
+    """One random history. ``history`` lists the events, ``faults`` the faults by step."""
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class Schedule(World):
         self.kind = job or chance.choice(list(JOBS))
         self.roots = Roots(self, local_dir)
         self.pace = chance.choice([1.0] * 4 + [0.15])
-        """How often somebody comes: where that is seldom a driver lives for many batches."""
+        """The pace of random events. A slow pace lets a driver live for many batches."""
         batches = chance.choice([3, *[4] * 4, *[5] * 3, 9]) if self.pace == 1.0 else 12
         self.lines = Lines(seed, self.kind, max(batches, self.roots.batches))
         self.job = self.lines.jobs[0]
@@ -171,7 +175,7 @@ class Schedule(World):
         self.reader = SlowReader(self, local_dir)
         self.excuses = Excuses(self)
         self.damaged: set[str] = set()
-        """Objects whose bytes came damaged, or not at all."""
+        """Objects whose bytes were damaged or missing."""
         self.stepped.damages = self._damages
         self.operator = Disturbances(self, self.chance, self.say)
         self.skew_ms = 0
@@ -180,10 +184,10 @@ class Schedule(World):
         self.disturbed: Counter[str] = Counter()
 
     def start(self, background: Any = None) -> Driver:  # noqa: ARG002 - each driver has one of its own here
-        """Start a driver: a new process."""
+        """Start a driver in a new process."""
         if not self.ready:
             return None  # type: ignore[return-value]  # the base class starts one before there are actors
-        assert self.runs < MOST_STARTS, "the query never came to its end"
+        assert self.runs < MOST_STARTS, f"the query did not end in {MOST_STARTS} starts"
         self.runs += 1
         name = f"driver {self.runs}"
         self.run_id = f"run-{self.runs}"
@@ -191,7 +195,7 @@ class Schedule(World):
             self.log_seen.look()
         records = self.log_seen.records
         newest = records[max(records)] if records else None
-        self.query_id = newest.query_id if newest else self.roots.query_id  # whose state it is by now
+        self.query_id = newest.query_id if newest else self.roots.query_id  # the query that owns the state now
         self.settings = self.settings.but(**self.dispatched.settings(newest))
         program = self.program(name)
         self.driver = program.driver
@@ -201,7 +205,7 @@ class Schedule(World):
         return self.driver
 
     def program(self, name: str) -> _Program:
-        """Begin a driver's process, and the driver in it."""
+        """Create a driver in a new process."""
         program = _Program(name, self.run_id)
         program.background = SteppedBackground(self.scheduler, program, self._failed_beside)
         skew_ms = self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000])
@@ -222,21 +226,21 @@ class Schedule(World):
         return program
 
     def run(self) -> list[str]:
-        """Play the schedule to its end and compare; return what happened."""
+        """Play the schedule to its end and compare. Return its events."""
         with pytest.MonkeyPatch.context() as patch, self.files.watched(patch):
             watch_the_cleaner(patch)
             watch_assignments(patch, self.holds)
             self.log_seen.watch_copies(patch)
-            patch.setattr(stack_parts, "_PARTS_MAX", self.chance.choice([1, 1, 2, 9]))  # private: small state
+            patch.setattr(stack_parts, "_PARTS_MAX", self.chance.choice([1, 1, 2, 9]))  # private: the state is small
             ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
             patch.setattr(reader, "RANGE_BYTES", ranges)
             self.encrypted.plant(patch)
-            patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
+            patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: there are few batches
             self._plant_merges(patch)
             rows_min = random.Random(f"{self.seed}/whole").choice([1, 4, 128])
-            patch.setattr(whole_groups, "_ROWS_MIN", rows_min)  # private: small state
+            patch.setattr(whole_groups, "_ROWS_MIN", rows_min)  # private: the state is small
             steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
-            patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: few records
+            patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: there are few records
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)
@@ -254,15 +258,15 @@ class Schedule(World):
         return self.history
 
     def _plant_merges(self, patch: pytest.MonkeyPatch) -> None:
-        """Let small merged deltas be split and merged again in some histories."""
+        """Make small merged deltas be split and merged again in some histories."""
         drawn = random.Random(f"{self.seed}/merges")
-        patch.setattr(merges, "_DEAD_BYTES_MIN", drawn.choice([0, 64 * 1024]))  # private: small state
-        patch.setattr(upkeep_piece, "_MERGED_BYTES", drawn.choice([1, 2_000, 4 << 20]))  # private: small state
+        patch.setattr(merges, "_DEAD_BYTES_MIN", drawn.choice([0, 64 * 1024]))  # private: the state is small
+        patch.setattr(upkeep_piece, "_MERGED_BYTES", drawn.choice([1, 2_000, 4 << 20]))  # private: the state is small
 
     # --- actors -------------------------------------------------------------------------------------------------------
 
     def _drive(self, program: _Program) -> None:
-        """Run the query. Where it fails, its process ends or starts it again."""
+        """Run the query. If it fails, its process ends or starts the query again."""
         while not self._runs(program):
             repeats = self.chance.random() < 0.4 and not self.remedies.at_work()
             if not repeats or self.runs >= MOST_STARTS:
@@ -292,7 +296,7 @@ class Schedule(World):
                 self.step("batch done")
                 program.claimed = True
                 self.holds(partial(job.check, report))
-                tail = program.driver._log.tail  # private: what the driver takes for committed
+                tail = program.driver._log.tail  # private: the last record that the driver considers committed
                 if tail is not None:
                     self.holds_told(tail.commit_id)
                 self.say(f"{program.name}, batch {version}: {report.decision}")
@@ -313,10 +317,10 @@ class Schedule(World):
         return Tried(incoming, work, max(self.log_seen.records, default=-1))
 
     def _is_taken_over(self, program: _Program) -> bool:
-        """Tell whether another one has the log by now: what this one has still to deliver may be gone."""
+        """Return whether another driver has taken over, so that objects of this one may be deleted."""
         with self.scheduler.quiet():
             self.log_seen.look()
-        tail = program.driver._log.tail  # private: what the driver holds
+        tail = program.driver._log.tail  # private: the last record that the driver knows
         return tail is not None and tail.epoch < self.log_seen.records[max(self.log_seen.records)].epoch
 
     def _look_after(self, program: _Program) -> None:
@@ -330,7 +334,7 @@ class Schedule(World):
                 self.say(f"{program.name}, a look: {type(error).__name__}")
 
     def _conduct(self) -> None:
-        """Start what is missing and disturb what is there, until all batches are committed and all is quiet."""
+        """Start missing drivers and inject events until all batches are committed and all is quiet."""
         self.start()
         while self.committed < self.last or self.roots.begins():
             steps = self.scheduler.count + self.chance.choice([10, 50, 250])
@@ -357,7 +361,7 @@ class Schedule(World):
                 self.operator.operator()
             if self.often(0.15):
                 self.mailers.begin()
-        self.say("quiet")
+        self.say("the faults end")
         self.disturbed = Counter(self.scheduler.seen)
         self.faults.over = True
         self.cluster.astray = 0.0
@@ -371,7 +375,7 @@ class Schedule(World):
         self.remedies.finish()
         self.start()
         self.scheduler.wait(lambda: self.committed >= self.last or not self._driving(), REST_SECONDS)
-        assert self.committed >= self.last, "the query cannot go on"
+        assert self.committed >= self.last, "the query does not continue after the faults"
         self._rest()
         self._age(self.programs[-1])
 
@@ -382,12 +386,12 @@ class Schedule(World):
         self.scheduler.wait(lambda: not self.programs[-1].background.is_busy(), REST_SECONDS)
 
     def _age(self, program: _Program) -> None:
-        """Let the time go by after which what is old is deleted, with one more batch of the same driver."""
+        """Let old objects expire, with one more batch of the same driver, and check that stored objects are bounded."""
         self.scheduler.sleep(OLD_SECONDS)
         self.last += 1
         self.scheduler.spawn(f"{program.name} batches", "driver", program, lambda: self._drive(program))
         self.scheduler.wait(lambda: self.committed >= self.last or not program.alive, REST_SECONDS)
-        assert self.committed >= self.last, "the query cannot go on after a while"
+        assert self.committed >= self.last, "the query does not continue after a long pause"
         self._rest()
         self.scheduler.sleep(OLD_SECONDS)
         self._rest()
@@ -406,7 +410,7 @@ class Schedule(World):
         )
 
     def _stands_still(self, process: Process) -> bool:
-        """Tell whether nothing is heard of a process: another one is begun in its place soon, or it is lost."""
+        """Return whether a process does not respond for a while, so that it is replaced or lost."""
         later = self.scheduler.now + STILL_SECONDS
         if process.asleep_until >= later:
             return True
@@ -427,12 +431,12 @@ class Schedule(World):
                 actor.until = 0.0
 
     def _change_executors(self, still: Sequence[str]) -> None:
-        """Remove an executor, hanging ones first, and add one."""
+        """Remove an executor, preferably a hanging one, and add one."""
         live = [executor.id for executor in self.cluster.executors()]
         if len(live) > 1 and self.chance.random() < 0.5:
             name = self.chance.choice(still or live)
             if self.chance.random() < (0.7 if still else 0.3):
-                self.say(f"executor {name} is not seen any more, but goes on")
+                self.say(f"executor {name} is lost but continues unseen")
                 self.cluster.lose(name, planned=self.chance.random() < 0.2)
             else:
                 self._end_executor(name)
@@ -445,21 +449,21 @@ class Schedule(World):
         self.cluster.add(str(self.executors), cores=self.chance.choice([1, 2]))
 
     def often(self, share: float) -> bool:
-        """Draw whether something happens. It is rarer in a long history."""
+        """Return randomly whether an event happens. It is rarer in a long history."""
         calm = 0.1 if self.runs > CALM_AFTER else 1.0
         return self.chance.random() < share * self.pace * calm
 
     def say(self, event: str) -> None:
-        """Note what has happened."""
+        """Add an event to the history."""
         named = event.replace(self.home.root, "the root")
-        named = re.sub(r"(memory|file)://[^\s\],]*", "the root", named)  # also where a message is cut off
+        named = re.sub(r"(memory|file)://[^\s\],]*", "the root", named)  # also if the message is cut off
         self.history.append(f"{self.scheduler.count:6} {named}")
 
     def step(self, label: str) -> None:
         """Stop at a step, at which other actors may continue and faults may occur."""
         self.scheduler.step(label)
 
-    # --- what befalls actors ------------------------------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------------------
 
     def _at_step(self, actor: Actor, label: str) -> str | None:
         step = f"{actor.kind}: {label}"
@@ -487,7 +491,7 @@ class Schedule(World):
         return kind
 
     def _set_back(self, process: Process, by_ms: int) -> None:
-        """Set back a wall clock: this driver's, or that of later drivers."""
+        """Set back a wall clock: that of this driver, or that of later drivers."""
         if isinstance(process, _Program):
             process.clock.skew_ms -= by_ms
             self.skews.add(process.clock.skew_ms)
@@ -505,7 +509,7 @@ class Schedule(World):
             self._end_executor(actor.process.executor)
 
     def stop(self, process: Process) -> None:
-        """End a process: all of its actors at once."""
+        """End a process with all its actors."""
         process.alive = False
         current_actor = self.scheduler.mine()
         for actor in [
@@ -516,7 +520,7 @@ class Schedule(World):
             self.scheduler.kill(current_actor)
 
     def _end_executor(self, name: str, *, torn: bool = False) -> None:
-        """Let an executor die, with its disk, without it, or with what a machine that reboots has left of it."""
+        """Kill an executor. Its disk is lost, kept, or torn by a reboot."""
         live = {executor.id for executor in self.cluster.executors()}
         process = self.cluster.processes[name]
         disk = not torn and self.chance.random() < 0.2
@@ -528,7 +532,7 @@ class Schedule(World):
             self.scheduler.kill(actor)
         process.alive = False
         folders = self.files.forget_process(owner)
-        self.say(f"executor {name} dies, its disk {'too' if disk else 'is torn' if torn else 'stays'}")
+        self.say(f"executor {name} dies, its disk is {'lost' if disk else 'torn' if torn else 'kept'}")
         with self.scheduler.quiet():
             if name in live:
                 if disk:
@@ -537,24 +541,24 @@ class Schedule(World):
             if torn:
                 mine_still = [
                     folder for folder in folders if _owner_of(folder) == owner
-                ]  # others go on in what they took over
+                ]  # other executors use the folders that they took over
                 self.say(f"{self.files.reboot(mine_still)} files are torn")
         if not self.cluster.executors():
             self._join()
         if current_actor is not None and current_actor.process is process:
             self.scheduler.kill(current_actor)
 
-    # --- what must hold -----------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     def _changed(self, name: str) -> None:
-        """Look at the log whenever a record was put, and at what is listed whenever something was deleted."""
+        """Check the log after each put of a record and after each delete."""
         if name and paths.parse_record_name(name) is None:
             return
         self.holds(self.log_seen.look)
         self.holds(self.mailers.check)
 
     def holds_told(self, commit_id: str) -> None:
-        """Check that a record is committed, as an actor was informed."""
+        """Check that a record is committed that an actor considers committed."""
         self.holds(partial(self.log_seen.check_told, commit_id))
 
     def _damages(self, name: str) -> None:
@@ -564,35 +568,36 @@ class Schedule(World):
     def _has_read(self, sequence: int) -> None:
         actor = self.scheduler.mine()
         record = self.log_seen.records.get(sequence)
-        if actor is None or record is None or sequence in self.log_seen.swept:  # what lies there now may be its own
+        if actor is None or record is None or sequence in self.log_seen.swept:  # the object may be its own
             return
         if self.log_seen.writers.get(record.commit_id) is not actor.process:
             actor.epoch = max(actor.epoch, record.epoch)
 
     def _deletes(self, names: Sequence[str]) -> None:
-        """Who has read that it was taken over from deletes nothing any more: that is the newer driver's by now. Nobody
-        deletes what is of a newer epoch: a switch that is under way may list it.
+        """I4: a fenced driver that knows it deletes nothing, and no driver deletes objects of a newer epoch.
+
+        An unfinished dispatch switch may list such objects.
         """
         actor = self.scheduler.mine()
         program = next((program for program in self.programs if actor is not None and program is actor.process), None)
-        tail = program.driver._log.tail if program is not None else None  # private: what the driver holds
+        tail = program.driver._log.tail if program is not None else None  # private: the last record it knows
         swept = {paths.record_name(sequence) for sequence in self.log_seen.swept}
-        if swept.issuperset(names):  # a late put under a number that is free again, which its own driver removes
+        if swept.issuperset(names):  # a late put of a number that is free again, which its driver removes
             return
         if actor is not None and tail is not None:
             newer = [name for name in names if (parsed := paths.parse_object_name(name)) and parsed.epoch > tail.epoch]
             if newer:
                 self.scheduler.broke(AssertionError(f"I4: {actor.name} of epoch {tail.epoch} deletes {newer}"))
             if tail.epoch < actor.epoch:
-                self.scheduler.broke(AssertionError(f"I4: {actor.name} deletes, though it has read that it is fenced"))
+                self.scheduler.broke(AssertionError(f"I4: {actor.name} deletes although it knows that it is fenced"))
 
     def _worked(self, executor: str) -> None:
-        """Look at the copies of an executor whose upkeep went on with them."""
+        """Check the local copies of an executor after a piece of upkeep."""
         with unremembered():
             self.holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
 
     def holds(self, check: Callable[[], object]) -> None:
-        """Check something, and end everything if it does not hold."""
+        """Run a check, and end the schedule if it fails."""
         with self.scheduler.quiet():
             failure: BaseException | None = None
             try:
@@ -606,7 +611,7 @@ class Schedule(World):
         self.holds(partial(self.lines.check_delivery, store, rows, delivery))
 
     def check_expected(self, error: RiffleError, tried: Tried | None = None) -> None:
-        """Whoever fails may do so with what has really happened alone; with anything else something is broken."""
+        """End the schedule if no fault that happened explains the error."""
         if not self.expects(error, tried):
             self.scheduler.broke(error)
 
@@ -616,33 +621,33 @@ class Schedule(World):
             self.check_expected(error)
 
     def expects(self, error: RiffleError, tried: Tried | None = None) -> bool:
-        """Tell whether the actor at work may fail so."""
+        """Return whether a fault that happened explains the error of the current actor."""
         actor = self.scheduler.mine()
         assert actor is not None
         return self.excuses.allow(error, actor, tried)
 
     def _check_bounded(self) -> None:
-        """Compare what is stored with what is needed: objects, and copies of members that live."""
+        """Check that stored objects, and local copies of live members, are bounded."""
         self.log_seen.look()
         self.log_seen.check_bounded()
         check_copies_bounded(self)
         self._check_links()
 
     def _check_links(self) -> None:
-        """Chains are as short as snapshots make them, unless snapshots are delayed or not yet listed."""
+        """Check that snapshots keep chains short, unless snapshots are delayed or not listed yet."""
         driver = self.programs[-1].driver
         links = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]
         last = [{operator.store for operator in job.operators_of(version)} for version in (self.last - 1, self.last)]
         taken = driver._upkeep._taken  # private: the snapshots not yet listed
         taken_snapshots = {(address, snapshot.head) for address, snapshot in taken}
-        for address, entry in driver._log.manifest.entries.items():  # private: what it holds
+        for address, entry in driver._log.manifest.entries.items():  # private: the current manifest
             held_up = self.settings.upkeep_bandwidth <= 1 or address[0] not in last[0] & last[1]
             held_up = held_up or (address, entry.head) in taken_snapshots
             assert held_up or len(entry.chain) <= links, f"{address} has a chain of {len(entry.chain)}"
 
     def _compare(self) -> None:
-        """Compare state, sinks and what is stored with what they should be."""
+        """Compare state, deliveries and records with the expected ones."""
         self.log_seen.look()
         self.log_seen.check_copies({})
         for record in self.log_seen.records.values():

@@ -1,7 +1,7 @@
 """Actors that take turns: each is a thread that runs only while it holds the baton, which is passed on at random.
 
-Everything between two steps is atomic, and one seed gives one history. An actor stops at its steps (``step``), at
-which faults may occur, at waits and at sleeps. Time advances when all actors wait.
+Everything between two steps is atomic, and one seed gives one history. An actor stops at its steps (``step``), at which
+faults may occur, at waits and at sleeps. Time advances when all actors wait.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MOST_STEPS = 400_000
 
 
 class Killed(BaseException):
-    """The actor's process is gone; whatever would be done on the way out is not done any more."""
+    """The actor's process has ended. Clean-up code of the actor has no effect."""
 
 
 class Process:
-    """What dies at once: a driver's program or an executor."""
+    """A driver's program or an executor. All its actors end together."""
 
     def __init__(self, name: str, executor: str = "") -> None:
         self.name = name
@@ -41,19 +41,19 @@ class Process:
         self.asleep_until = self.slept = 0.0
 
     def sleep(self, second: float, seconds: float) -> None:
-        """Let its machine sleep: its actors and its monotonic clocks stop."""
+        """Make its machine sleep: its actors and its monotonic clocks stop."""
         self.wake(second)
         self.asleep_until = second + seconds
         self.slept = self.slept + seconds
 
     def wake(self, second: float) -> None:
-        """Let its machine wake up, if it sleeps."""
+        """Wake its machine up, if it sleeps."""
         self.slept -= max(0.0, self.asleep_until - second)
         self.asleep_until = second
 
 
 class Actor:
-    """One thread of a process. ``kind`` is what its steps are counted by."""
+    """One thread of a process. Its steps are counted by ``kind``."""
 
     def __init__(self, name: str, kind: str, process: Process, work: Callable[[], object]) -> None:
         self.name = name
@@ -68,19 +68,19 @@ class Actor:
         self.result: object = None
         self.error: BaseException | None = None
         self.wrote: str | None = None
-        """The file that it was writing until its present step: if it dies there, any part of the bytes may be there."""
+        """The file that the actor has written since its previous step. If it dies, any part of the bytes may remain."""
         self.wrote_from = 0
-        """How long that file was before: what others have appended to a journal stays."""
+        """The size of that file before. In a journal, earlier entries remain."""
         self.written: set[str] = set()
-        """Files that it wrote: what it found whole on the way there it need not look at again."""
+        """The files that the actor wrote. It need not check them again."""
         self.met: set[str] = set()
-        """What befell it: kinds of faults, objects with which the store failed it, and those that came damaged."""
+        """The kinds of faults that the actor met, and the objects whose calls failed or whose bytes were damaged."""
         self.epoch = -1
         """The newest epoch of the records that it has read."""
         self.unanswered: tuple[str, int] = ("", 0)
-        """How the store goes on failing for it, and for how many calls more."""
+        """The lasting fault of the store for this actor, and the number of its remaining calls."""
         self.saw_free = -1
-        """At which step it last found that a record's number is free."""
+        """The step at which it last found that a record's number is free."""
         self.thread: threading.Thread | None = None
         self.gate = threading.Lock()
         self.gate.acquire()
@@ -89,13 +89,13 @@ class Actor:
         self.began = 0.0
 
     def wakes(self, second: float) -> bool:
-        """Tell whether it could go on now: what it waits for is there, or its time is over."""
+        """Return whether it can continue now: its condition is true or its time is over."""
         if self.process.asleep_until > second:
             return False
         return self.until <= second or (self.ready is not None and self.ready())
 
     def time(self, second: float) -> float:
-        """Return when it could go on by itself."""
+        """Return the time at which it can continue without a condition."""
         return max(self.until, second) if self.process.asleep_until <= second else self.process.asleep_until
 
 
@@ -125,18 +125,18 @@ class Scheduler:
 
     @property
     def now(self) -> float:
-        """Seconds of the simulation's clock."""
+        """The simulated time in seconds."""
         return self.clock.seconds()
 
     def spawn(self, name: str, kind: str, process: Process, work: Callable[[], object]) -> Actor:
-        """Add an actor; it begins when it is drawn."""
+        """Add an actor. It starts when it is chosen."""
         actor = Actor(name, kind, process, work)
         actor.weight = self.chance.choice([1, 1, 4, 20])
         self.actors.append(actor)
         return actor
 
     def run(self, conduct: Callable[[], object]) -> None:
-        """Let the conductor and all that it starts run until it ends. Raises what was found broken."""
+        """Run the conductor and all actors until the conductor ends. Raises the violation that was found."""
         self._conductor = self.spawn("conductor", "conductor", Process("conductor"), conduct)
         self._hand(self._conductor)
         self._main.acquire()
@@ -147,7 +147,7 @@ class Scheduler:
             raise self.failure if isinstance(self.failure, Exception) else AssertionError(str(self.failure))
 
     def mine(self) -> Actor | None:
-        """Return the actor that asks, ``None`` for any other thread and for one whose steps do not count now."""
+        """Return the current actor, ``None`` in other threads and while the actor is quiet."""
         actor = self._current
         if actor is None or actor.quiet or actor.thread is not threading.current_thread():
             return None
@@ -155,7 +155,7 @@ class Scheduler:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Look at things without being an actor."""
+        """Run a block whose operations are no steps."""
         actor = self._current if self.mine() else None
         if actor is not None:
             actor.quiet += 1
@@ -174,7 +174,7 @@ class Scheduler:
             raise Killed
         self.count += 1
         if self.count > MOST_STEPS:
-            self.broke(AssertionError(f"the query never came to its end: {MOST_STEPS} steps"))
+            self.broke(AssertionError(f"the query did not end in {MOST_STEPS} steps"))
         name = f"{actor.kind}: {label}"
         self.seen[name] += 1
         line = f"{actor.name} {label}"
@@ -205,7 +205,7 @@ class Scheduler:
             self._switch(actor)
 
     def wait(self, ready: Callable[[], bool], seconds: float = FOREVER) -> bool:
-        """Wait for a condition, at most so many seconds; return whether it is true."""
+        """Wait for a condition, at most this many seconds. Return whether it is true."""
         actor = self.mine()
         if actor is None or ready():
             return ready()
@@ -218,7 +218,7 @@ class Scheduler:
         return ready()
 
     def broke(self, failure: BaseException) -> None:
-        """Note what is broken and end everything. Raises ``Killed`` in an actor."""
+        """Record a violation and end everything. Raises ``Killed`` in an actor."""
         self.failure = self.failure or failure
         actor = self._current
         if actor is not None and actor.thread is threading.current_thread():
@@ -255,7 +255,7 @@ class Scheduler:
     def _switch(self, actor: Actor) -> None:
         chosen = self._choose()
         if chosen is None:
-            self.broke(AssertionError("everybody waits for somebody else"))
+            self.broke(AssertionError("deadlock: each actor waits for another one"))
         elif chosen is not actor:
             self._hand(chosen)
             actor.gate.acquire()
@@ -299,7 +299,7 @@ class Scheduler:
         chosen = None if ends else self._choose()
         if chosen is None:
             if not ends:
-                self.failure = AssertionError("everybody waits for somebody else")
+                self.failure = AssertionError("deadlock: each actor waits for another one")
             self._current = None
             self._main.release()
         else:

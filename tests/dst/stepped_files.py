@@ -1,8 +1,7 @@
-"""Local files of which each operation is a step. Knows Python's audit events, which all of them raise before they are
-done; so what the product does with files is found, not listed.
+"""Local files whose operations are steps, with the faults of a disk.
 
-Here, too, is what a disk does: it refuses, flips bits, forgets the end of a file, and after a crash has files that are
-torn.
+Python raises an audit event before each file operation, so no list of the product's operations is needed. The disk
+refuses operations, flips bits, truncates files, and tears files in a crash.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.dst.stepped_store import damaged
 __all__ = ["DATA", "SteppedFiles"]
 
 DATA = ("list", "part", "sealed", "fetched", "incoming")
-"""Files that have bytes of state; the others say whose a folder is, or are locks."""
+"""The kinds of files with bytes of state. Other files are locks and owners of folders."""
 _OPERATIONS = {
     "os.remove": "remove",
     "os.rmdir": "remove",
@@ -42,14 +41,14 @@ _OPERATIONS = {
     "os.scandir": "look into",
 }
 POLLED = 8
-"""Who waits for a lock of a file asks for it once in so many steps of others."""
+"""An actor that waits for a file lock tries it once in this many steps."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _UNSYNCED_SECONDS = 60.0
 _REFUSALS = (errno.ENOSPC, errno.EROFS, errno.EIO)
 
 
 class SteppedFiles:
-    """The files below one folder, for the length of ``watched``. Only actors' operations are steps."""
+    """The files below one folder while ``watched`` is active. Only operations of actors are steps."""
 
     def __init__(self, base: Path, scheduler: Scheduler) -> None:
         self.base = base
@@ -59,11 +58,11 @@ class SteppedFiles:
         self._written: dict[str, float] = {}
         self._manifests = _KeptByProcess(scheduler)
         self.harmed: set[str] = set()
-        """Files that the disk refused, damaged or tore, and folders that went with it."""
+        """Files that the disk refused, damaged or tore, and folders that were lost."""
 
     @contextmanager
     def watched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Make the operations of actors steps, and clocks, names and pools of threads those of the simulation."""
+        """Make file operations of actors steps, and use simulated clocks, names and thread pools."""
         clock = _SimulatedTime(self._scheduler)
         for module in (folder, abandoned, census, slot, run_computation, journal_file):
             patch.setattr(module, "time", clock)
@@ -80,14 +79,14 @@ class SteppedFiles:
         finally:
             _watch(None)
             self._forget(lambda name: name.startswith(self._prefix))
-            folders = member_folders._folders  # private: what is kept in memory goes with the files
+            folders = member_folders._folders  # private: the memory of files is deleted with them
             for key in [key for key, entry in folders.items() if entry.path.is_relative_to(self.base)]:
                 del folders[key]
 
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Hear of an operation before it is done."""
+        """Handle an audit event, which precedes its operation."""
         actor = self._scheduler.mine()
-        if actor is None or actor.kind == "reader":  # it has files of its own, which nobody else uses
+        if actor is None or actor.kind == "reader":  # its files are used by no other actor
             return
         if event == "fcntl.flock":
             self._lock(actor, *arguments[:2])
@@ -106,7 +105,7 @@ class SteppedFiles:
             self.harmed.add(path)
             code = self._chance.choice(_REFUSALS)
             raise OSError(code, os.strerror(code), path)
-        if event == "os.rename" and abandoned._REMOVED in os.fspath(arguments[1]):  # private: what is out of sight
+        if event == "os.rename" and abandoned._REMOVED in os.fspath(arguments[1]):  # private: name of removed folders
             self.harmed.add(path)
             self._check_alone(Path(path))
         if befalls == "truncated" or (befalls == "flipped byte" and path not in actor.written):
@@ -126,11 +125,12 @@ class SteppedFiles:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            self._scheduler.broke(AssertionError(f"{folder.name} is removed by who does not hold it alone"))
+            self._scheduler.broke(AssertionError(f"{folder.name} is removed by an actor without its exclusive lock"))
 
     def _check_owned(self, actor: Actor, path: str) -> None:
-        """A member's folder is used only by its owner, or under an exclusive lock. A task whose executor lost the
-        folder is too late.
+        """A member's folder is used only by its owner, or under an exclusive lock.
+
+        A task whose executor lost the folder is too late.
         """
         base, folder, *inside = path[len(self._prefix) :].rstrip("/").split("/")[:3]
         if not inside or inside[0] in {"owner", "process"} or not is_member_name(folder):
@@ -139,10 +139,10 @@ class SteppedFiles:
             owner = file.read()
             if owner.rpartition("/")[2] != actor.process.executor:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                self._scheduler.broke(AssertionError(f"{actor.name} is at work in the folder of {owner}"))
+                self._scheduler.broke(AssertionError(f"{actor.name} uses the folder of {owner}"))
 
     def _lock(self, actor: Actor, file: int, operation: int) -> None:
-        """Wait for a lock by giving other actors their turn."""
+        """Wait for a lock while other actors continue."""
         if operation & fcntl.LOCK_NB or operation & fcntl.LOCK_UN:
             return
         self._scheduler.step("lock a folder")
@@ -168,18 +168,18 @@ class SteppedFiles:
         self._scheduler.wait(is_free)
 
     def damage(self, path: Path, kind: str) -> None:
-        """Flip one bit of a file, or a stretch of them, or forget its end."""
+        """Damage a file: flip a bit or a range of bytes, or truncate it."""
         self.harmed.add(str(path))
         with self._scheduler.quiet(), suppress(FileNotFoundError, IsADirectoryError):
             data = path.read_bytes()
             if data:
                 position = self._chance.randrange(len(data))
                 path.write_bytes(damaged(data, position, self._chance) if kind == "flipped byte" else data[:position])
-                # A change within a tick of the clock has the signature of the file before it.
+                # Set another time, because a change within one clock tick would not change the file's signature.
                 os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
 
     def tear(self, actor: Actor) -> None:
-        """Leave some of what an actor that is killed was writing. A journal keeps what was there before."""
+        """Keep a part of the bytes that a killed actor was writing. A journal keeps its earlier entries."""
         if actor.wrote is not None and self._chance.random() < 0.5:
             self.harmed.add(actor.wrote)
             with suppress(OSError):
@@ -187,8 +187,9 @@ class SteppedFiles:
                 os.truncate(actor.wrote, self._chance.randrange(min(actor.wrote_from, size), size + 1))
 
     def reboot(self, folders: list[Path]) -> int:
-        """Have a machine forget some of what it had not written out: ends of files, pages or all of it. Return how
-        many files were torn.
+        """Tear files that were not synced: truncate them, or replace pages or all of them with zeros.
+
+        Return how many files were torn.
         """
         torn = 0
         since = self._scheduler.now - _UNSYNCED_SECONDS
@@ -211,14 +212,14 @@ class SteppedFiles:
         return torn
 
     def lose(self, owner: str) -> None:
-        """Note that an owner's folders go with its disk."""
+        """Record that an owner's folders are lost with its disk."""
         owners = [path for path in self.base.glob("*/*/owner") if path.read_text() == owner]
         self.harmed.update(str(path.parent) for path in owners)
 
     def forget_process(self, owner: str) -> list[Path]:
-        """Forget what a process that ended had kept in memory of its folders; return these."""
-        folder_keys = [key for key in member_folders._folders if key[1] == owner]  # private: what goes with a process
-        paths = [member_folders._folders.pop(key).path for key in folder_keys]  # private: the same
+        """Forget what an ended process had in memory about its folders. Return these folders."""
+        folder_keys = [key for key in member_folders._folders if key[1] == owner]  # private: memory of the process
+        paths = [member_folders._folders.pop(key).path for key in folder_keys]  # private: memory of the process
         self._manifests.by_process.pop(owner.rpartition("/")[2], None)
         self._forget(lambda name: any(name.startswith(str(path)) for path in paths))
         return paths
@@ -271,7 +272,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class InlinePool:
-    """Replaces a thread pool: submitted work runs at once, in the same thread."""
+    """A replacement of a thread pool that runs submitted work immediately in the same thread."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -283,7 +284,7 @@ class InlinePool:
         pass
 
     def submit(self, work: Any, *arguments: Any) -> Future[Any]:
-        """Do it."""
+        """Run the work. Return a completed future."""
         done: Future[Any] = Future()
         try:
             done.set_result(work(*arguments))
@@ -292,15 +293,15 @@ class InlinePool:
         return done
 
     def map(self, work: Any, items: Any) -> list[Any]:
-        """Do it for each item."""
+        """Return the results of the work for each item."""
         return [work(item) for item in items]
 
     def shutdown(self, *, cancel_futures: bool = False) -> None:
-        """Do nothing: no work is pending."""
+        """Do nothing, because no work is pending."""
 
 
 class SteppedPool:
-    """Replaces the pool for the puts of a slot: each put is an actor beside the slot, in the process of the slot."""
+    """A replacement of the thread pool for a slot's puts. Each put is an actor in the process of the slot."""
 
     def __init__(self, scheduler: Scheduler, _threads: int, _name: str) -> None:
         self._scheduler = scheduler
@@ -314,7 +315,7 @@ class SteppedPool:
             self._scheduler.wait(lambda: all(put.done for put in self._puts))
 
     def submit(self, work: Callable[[], None]) -> _Put:
-        """Begin a put."""
+        """Start a put."""
         outcome = _Put(self._scheduler)
         slot_actor = self._scheduler.mine()
         if slot_actor is None:
@@ -327,7 +328,7 @@ class SteppedPool:
 
 
 class _Put:
-    """The outcome of a put. A slot whose put dies has died with it, because both are one Python worker."""
+    """The outcome of a put. If the put dies, its slot dies too, because both are one Python worker."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -335,7 +336,7 @@ class _Put:
         self.actor: Actor | None = None
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do it."""
+        """Run the put and store its outcome."""
         try:
             work()
             self._future.set_result(None)
@@ -343,7 +344,7 @@ class _Put:
             self._future.set_exception(error)
 
     def result(self) -> None:
-        """Wait for it. Raises its error."""
+        """Wait for the put. Raises its error."""
         put = self.actor
         slot_actor = self._scheduler.mine()
         if put is not None:
@@ -354,7 +355,7 @@ class _Put:
 
 
 class _KeptByProcess(MutableMapping[Any, Any]):
-    """The memory of each executor's process, as all of them are simulated in one process."""
+    """The memory of each executor's process. All executors are simulated in one process."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -381,41 +382,41 @@ class _KeptByProcess(MutableMapping[Any, Any]):
 
 
 class _DrawnNames:
-    """Stands in for ``uuid``."""
+    """A replacement of ``uuid`` with names from the seed."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._chance = scheduler.chance
 
     def uuid4(self) -> UUID:
-        """Draw a name."""
+        """Return a random name."""
         return UUID(bytes=self._chance.randbytes(16))
 
 
 class _SimulatedTime:
-    """Stands in for ``time``."""
+    """A replacement of ``time`` with simulated time."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def sleep(self, seconds: float) -> None:
-        """Let others go on."""
+        """Wait, and let other actors continue."""
         self._scheduler.sleep(max(seconds, 0.001))
 
     def time(self) -> float:
-        """Return the simulation's time."""
+        """Return the simulated time."""
         return self._scheduler.now
 
     perf_counter = monotonic = time
 
 
 class _SimulatedTouch:
-    """Replaces ``os`` for file times, with simulated time."""
+    """A replacement of ``os`` that sets file times to simulated time."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def utime(self, file: int) -> None:
-        """Touch a file."""
+        """Set the file's times to now."""
         if self._scheduler.mine() is not None:
             self._scheduler.step("touch owner")
         mtime_ns = int(self._scheduler.now * 1000) * 1_000_000

@@ -15,13 +15,13 @@ __all__ = ["SteppedStore", "damaged", "kind_of"]
 STRETCH_BYTES = 64
 LATE_SECONDS = (0.01, 1.0, 100.0)
 UNANSWERED_SECONDS = (0.0, 0.0, 60.0)
-"""So long a call takes until it fails."""
+"""Possible durations of a call that fails, in seconds."""
 LASTS = (0, 0, 0, 2, 12)
-"""So many calls fail after the first one."""
+"""Possible numbers of calls that fail after the first one."""
 
 
 def damaged(data: bytes, position: int, chance: random.Random) -> bytes:
-    """Return bytes of which one bit is another or, from there on, a stretch: a single bit seldom means anything."""
+    """Return bytes with one flipped bit, or with an inverted range from the position on."""
     if chance.random() < 0.5:
         return data[:position] + bytes([data[position] ^ (1 << chance.randrange(8))]) + data[position + 1 :]
     stretch = data[position : position + STRETCH_BYTES]
@@ -29,7 +29,7 @@ def damaged(data: bytes, position: int, chance: random.Random) -> bytes:
 
 
 def kind_of(name: str) -> str:
-    """Return what kind of object a name is of."""
+    """Return the kind of object that a name belongs to."""
     parsed = paths.parse_object_name(name)
     if parsed is not None:
         return parsed.kind
@@ -39,7 +39,10 @@ def kind_of(name: str) -> str:
 
 
 class SteppedStore:
-    """Does what ``inner`` does. ``changed`` hears of each name that was put and of deletes (an empty name)."""
+    """A store whose calls are steps and go to ``inner``.
+
+    ``changed`` is called with each name that was put, and with an empty name after a delete.
+    """
 
     def __init__(self, inner: ObjectStore, scheduler: Scheduler, changed: Callable[[str], None]) -> None:
         self.inner = inner
@@ -47,18 +50,18 @@ class SteppedStore:
         self._changed = changed
         self._outside = Process("object store")
         self.read: Callable[[int], object] = lambda _: None
-        """Hears of each record, by its number, that an actor has read."""
+        """Called with the number of each record that an actor has read."""
         self.damages: Callable[[str], object] = lambda _: None
-        """Hears of each object whose bytes come damaged."""
+        """Called with each object whose bytes are damaged."""
         self.deletes: Callable[[Sequence[str]], object] = lambda _: None
-        """Hears of each delete, by the names, before it is done."""
+        """Called with the names of each delete before it is done."""
 
     def __repr__(self) -> str:
         return f"SteppedStore({self.inner!r})"
 
     @property
     def requests(self) -> dict[str, int]:
-        """What reached the inner store."""
+        """The requests that reached the inner store."""
         return self.inner.requests
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -73,7 +76,10 @@ class SteppedStore:
         return done
 
     def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
-        """See ``ObjectStore.replace_if_unchanged``. No late effect: only operators replace, and they read again."""
+        """See ``ObjectStore.replace_if_unchanged``.
+
+        It has no late effect: only operators replace, and they read again.
+        """
         befalls = self._step("put", name)
         done = self.inner.replace_if_unchanged(name, data, tag)
         self._changed(name)
@@ -135,7 +141,7 @@ class SteppedStore:
         return folders
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``ObjectStore.delete``. Where it fails, some of them may be gone."""
+        """See ``ObjectStore.delete``. If it fails, some of the objects may be deleted."""
         befalls = self._step("delete", names[0] if names else "")
         self.deletes(names)
         deleted = names[: self._scheduler.chance.randrange(len(names) + 1)] if befalls == "error after" else names
@@ -150,7 +156,7 @@ class SteppedStore:
         return befalls
 
     def _lasting(self, befalls: str | None) -> str | None:
-        """Return the fault of a call. After a failed call, the next calls of the same actor may fail, too."""
+        """Return the fault of a call. After a failed call, the next calls of the same actor may fail too."""
         actor = self._scheduler.mine()
         if actor is None:
             return befalls

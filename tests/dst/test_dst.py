@@ -1,5 +1,6 @@
-"""Play schedules of a simulated query in processes of their own. The run prints how many faults met how many steps;
-``./run dst --cells`` fails for a step that a fault did not meet.
+"""Schedules of a simulated query pass, replay, and print their failures.
+
+The test plays only a few schedules. ``./run dst --cells`` also fails if a fault never met a possible step.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ SCHEDULES = 6
 
 
 def dst(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Play schedules as the command does."""
+    """Run ``./run dst`` with these arguments. Return the result."""
     command = [sys.executable, "-m", "tests.dst", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=CHECKOUT, check=False)
 
 
 def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
-    """State, sinks and invariants hold in every history."""
+    """In every history, state, deliveries and invariants are as expected, although faults occur."""
     answer = dst("--schedules", str(SCHEDULES), "--processes", "2", "--json")
     assert answer.returncode == 0, answer.stderr[-20_000:]
     figures = json.loads(answer.stdout)
@@ -35,7 +36,7 @@ def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
 
 @pytest.mark.long
 def test_a_seed_plays_the_same_history_in_every_process() -> None:
-    """What was found can be played again, however many play."""
+    """A seed plays the same history with any number of processes."""
     arguments = ("--seed", "7", "--schedules", "2", "--history", "--json")
     once, first = (dst(*arguments, "--processes", processes).stdout for processes in ("1", "2"))
     assert once == first
@@ -45,7 +46,7 @@ def test_a_seed_plays_the_same_history_in_every_process() -> None:
 def test_a_history_that_fails_is_printed_with_what_plays_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A commit that omits a slot's changes fails the first seed, and the output has the command to replay it."""
+    """A failing schedule is printed with the command that replays it: here a commit omits a slot's changes."""
     monkeypatch.setattr(driver, "changes_of", lambda manifest, receipts: changes_of(manifest, receipts[1:]))
     assert main(["--seed", "0", "--json"]) == 1
     output = capsys.readouterr()

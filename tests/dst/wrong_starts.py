@@ -1,4 +1,4 @@
-"""Queries that are started on a root which is not theirs, or with the wrong checkpoint: each of them is refused."""
+"""A query that is started on the root of another one, or with the wrong checkpoint, is refused."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _WRONG: tuple[dict[str, Any], ...] = (
     {"version": 20, "offsets": "others"},
     {"version": 1, "offsets_before": "those of another line"},
 )
-"""What is wrong with a batch, and how many versions after the newest one it is."""
+"""The wrong fields of a batch. ``version`` is relative to the newest one."""
 
 
 class WrongStarts:
-    """Whoever starts them. ``world`` is the schedule."""
+    """An operator who starts queries on the wrong root. ``world`` is the schedule."""
 
     def __init__(self, world: Any) -> None:
         self._world = world
 
     def begin(self) -> None:
-        """Start one, if there is state."""
+        """Start a wrong query, if there is state."""
         world = self._world
         with world.scheduler.quiet():
             world.log_seen.look()
@@ -47,19 +47,22 @@ class WrongStarts:
         world.scheduler.spawn(f"{name} batch", "driver", program, lambda: self._run(program, incoming))
 
     def _run(self, program: Any, incoming_batch: IncomingBatch) -> None:
-        """Hand the batch over. Where a rollback has made it the next one meanwhile the process dies before it runs."""
+        """Run the wrong batch, which must be refused.
+
+        If a rollback has made it the right next batch meanwhile, the process ends before it runs.
+        """
         world = self._world
         driver = program.driver
 
         def reached(label: str) -> None:
-            tail = driver._log.tail  # private: what it goes on from
+            tail = driver._log.tail  # private: the last record that the driver knows
             if label == "before run":
                 is_next = (tail.query_id, tail.version + 1) == (incoming_batch.query_id, incoming_batch.version)
                 if not is_next or (incoming_batch.offsets_before and tail.offsets):
                     world.scheduler.broke(AssertionError(f"{incoming_batch} is run after batch {tail.version}"))
                 world.stop(program)
 
-        driver._reached = reached  # private: it is stopped there
+        driver._reached = reached  # private: the batch is stopped here
         job = world.lines.jobs[world.remedies.line]
         version = min(incoming_batch.version, world.last)
         work = SteppedWork(
@@ -70,5 +73,5 @@ class WrongStarts:
         except RiffleError as error:
             world.say(f"{program.name}: {type(error).__name__}: {str(error)[:150]}")
         else:
-            world.scheduler.broke(AssertionError(f"{incoming_batch} is taken for a {report.decision}"))
+            world.scheduler.broke(AssertionError(f"{incoming_batch} was accepted with the decision {report.decision}"))
         world.stop(program)

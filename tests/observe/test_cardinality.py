@@ -10,7 +10,7 @@ from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts, Pa
 
 
 def facts_of(members: int, key_groups: int, stores: int = 4, partitions: int = 8) -> DriverFacts:
-    """Return the facts of a query of this size, with a value for everything."""
+    """Return facts of a query of this size, with a value in each field."""
     names = tuple(f"store{number}" for number in range(stores))
     member_facts = tuple(
         MemberFacts(f"m{n}", f"{n}", f"host{n}", warmup_seconds=1.0, disk_used=0.5, memory_used=0.5)
@@ -40,7 +40,7 @@ def test_series_do_not_depend_on_key_groups(members: int) -> None:
 
 
 def test_totals_do_not_depend_on_members_stores_or_partitions() -> None:
-    """So the number of gauges in Spark's MetricsSystem is constant."""
+    """The names of totals do not depend on members, stores or partitions, so Spark has a fixed set of gauges."""
     small = totals(readings(None, facts_of(1, 8, stores=1, partitions=1)))
     large = totals(readings(None, facts_of(100, 4_096, stores=20, partitions=500)))
     assert small.keys() == large.keys()

@@ -30,7 +30,7 @@ def facts_of(version: int) -> DriverFacts:
 
 
 class KeepingExporter:
-    """Keeps what it gets."""
+    """An exporter that stores its calls."""
 
     name = "keeping"
 
@@ -39,16 +39,16 @@ class KeepingExporter:
         self.closed = 0
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:
-        """Keep the batch, the time and the readings."""
+        """Store the batch, the time and the readings."""
         self.moments.append((report.version if report else None, facts.time_ms, tuple(readings)))
 
     def close(self) -> None:
-        """Count the call."""
+        """Count the calls of `close`."""
         self.closed += 1
 
 
 class HangingExporter(KeepingExporter):
-    """Hangs in each call until it is released."""
+    """An exporter that blocks in each call until it is released."""
 
     name = "hanging"
 
@@ -65,18 +65,18 @@ class HangingExporter(KeepingExporter):
 
 
 class FailingExporter(KeepingExporter):
-    """Fails in each call, with an error that would end a thread."""
+    """An exporter that raises SystemExit in each call, which would end a thread."""
 
     name = "failing"
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:
-        """Fail after the figures are kept."""
+        """Store the call, then fail."""
         super().export(report, facts, readings)
         raise SystemExit("the collector is down")
 
 
 def test_every_exporter_gets_all_batches_in_order_and_is_closed_once() -> None:
-    """All exporters get the same readings, and waiting batches are exported before the end."""
+    """All exporters get the same readings. Batches that wait are exported before the end."""
     exporters = [KeepingExporter(), KeepingExporter()]
     running = Exporters(exporters, ManualClock().seconds)
     for version in range(5):
@@ -90,7 +90,7 @@ def test_every_exporter_gets_all_batches_in_order_and_is_closed_once() -> None:
 
 
 def test_between_batches_there_is_no_report_but_readings_of_the_last_batch() -> None:
-    """The facts of an idle query, and those during a batch, come with the readings of the last report."""
+    """Facts of an idle query and facts during a batch are exported with the readings of the last report."""
     exporter = KeepingExporter()
     running = Exporters([exporter], ManualClock().seconds)
     running.publish_again(1, 0.0)
@@ -103,7 +103,10 @@ def test_between_batches_there_is_no_report_but_readings_of_the_last_batch() -> 
 
 
 def test_during_a_batch_the_last_facts_are_passed_with_the_time_that_it_has_run() -> None:
-    """An alert on a batch that hangs needs it. Before the first batch there are no facts to pass."""
+    """During a batch the last facts are exported with its running seconds.
+
+    Before the first batch nothing is exported.
+    """
     keeping = KeepingExporter()
     running = Exporters([keeping], ManualClock().seconds)
     running.publish_again(500, 3.0)
@@ -141,7 +144,7 @@ def test_a_hanging_exporter_delays_neither_batches_nor_others(caplog: pytest.Log
 
 
 def test_batches_are_kept_rather_than_moments_without_one() -> None:
-    """If an exporter is too slow, moments of the idle query are dropped first."""
+    """If an exporter is too slow, readings between batches are dropped before readings of batches."""
     hanging = HangingExporter()
     running = Exporters([hanging], ManualClock().seconds)
     running.publish(report_of(0), facts_of(0))
@@ -156,7 +159,7 @@ def test_batches_are_kept_rather_than_moments_without_one() -> None:
 
 
 def test_a_failing_exporter_is_reported_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Each batch is passed to it, even after an error that ends threads."""
+    """A failing exporter still gets each batch, even if its error would end a thread. The failure is logged once."""
     failing = FailingExporter()
     running = Exporters([failing], ManualClock().seconds)
     with caplog.at_level("WARNING", logger="riffle_spark"):
@@ -170,7 +173,7 @@ def test_a_failing_exporter_is_reported_once_and_tried_again(caplog: pytest.LogC
 
 
 def test_json_lines_have_the_values_of_other_exporters(tmp_path: Path) -> None:
-    """Each batch is a line with the report's fields and the readings that other exporters get."""
+    """Each batch is one JSON line with the fields of the report and the readings that other exporters get."""
     keeping = KeepingExporter()
     running = Exporters([keeping, JsonLines(f"{tmp_path}/reports.jsonl")], ManualClock().seconds)
     for version in range(3):
@@ -186,7 +189,7 @@ def test_json_lines_have_the_values_of_other_exporters(tmp_path: Path) -> None:
 
 
 def test_a_line_after_a_full_disk_is_whole(tmp_path: Path) -> None:
-    """What was written of a line before the disk was full does not damage the next line."""
+    """A partial line, written before the disk was full, does not damage the next line."""
     file = tmp_path / "reports.jsonl"
     lines = JsonLines(str(file))
     lines.export(report_of(0), facts_of(0), ())
@@ -207,10 +210,13 @@ def test_a_line_after_a_full_disk_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_system_without_threads_is_reported_once_and_fails_no_batch(caplog: pytest.LogCaptureFixture) -> None:
-    """The batch is committed. The exporter gets what waits once there is a thread, and the query ends as usual."""
+    """If no thread can start, one warning is logged and batches commit.
+
+    The next thread exports the batches that wait.
+    """
     keeping = KeepingExporter()
     running = Exporters([keeping], ManualClock().seconds)
-    usual = threading.stack_size(1 << 46)  # no system has room for such a stack
+    usual = threading.stack_size(1 << 46)  # a stack size that no system can allocate
     try:
         running.publish(report_of(0), facts_of(0))
         running.publish(report_of(1), facts_of(1))

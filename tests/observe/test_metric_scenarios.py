@@ -1,4 +1,4 @@
-"""Every metric has a value in some scenario of a real driver, and no scenario makes a value of an unknown metric."""
+"""Each metric has a value in a scenario of a real driver, and no scenario has a value of an unknown metric."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def readings_of(world: World, report: BatchReport | None = None) -> tuple[Readin
 
 
 def elastic_cluster(folder: Path) -> list[Reading]:
-    """An executor joins and another is lost: warm-ups, probes, moves, restores and standbys that lag."""
+    """An executor joins and another is lost. This causes warm-ups, probes, moves, restores and lagging standbys."""
     seen: list[Reading] = []
     world = Elastic(folder, executors=("1", "2"), num_standbys=1, probing_rebalance_interval=60)
     world.cluster.memories = {"1": lambda: (30, 70)}
@@ -67,7 +67,7 @@ def elastic_cluster(folder: Path) -> list[Reading]:
 
 
 def cold_and_warm_copies(folder: Path) -> list[Reading]:
-    """Executor 1 is lost, and 2 restores its copies. Then 2 is lost, and 1 returns with copies that lack deltas."""
+    """Executor 1 is lost and executor 2 restores the copies. Then 2 is lost, and 1 returns with outdated copies."""
     world = Elastic(folder, executors=("1", "2"), num_standbys=0, scheduled_rebalance_max_delay=0)
     world.feed(3)
     world.cluster.lose("1")
@@ -83,7 +83,7 @@ def cold_and_warm_copies(folder: Path) -> list[Reading]:
 
 
 def taken_over(folder: Path) -> list[Reading]:
-    """A second driver takes over; the first one is fenced."""
+    """A second driver takes over, and the first one is fenced."""
     world = World(folder)
     world.batch(0, one(1))
     first = world.driver
@@ -97,7 +97,7 @@ def taken_over(folder: Path) -> list[Reading]:
 
 
 def failing_parts(folder: Path) -> list[Reading]:
-    """A sink fails, then a slot loses its block, and upkeep cannot run."""
+    """A sink fails, a slot loses its block, and upkeep fails."""
     world = World(folder, executors=("1", "2", "3"), num_standbys=1)
     sink = world.sinks["totals"]
     world.sinks["totals"] = _raise  # type: ignore[assignment]
@@ -113,7 +113,7 @@ def failing_parts(folder: Path) -> list[Reading]:
 
 
 def user_functions(folder: Path) -> list[Reading]:
-    """Rows are late or dead, timers fire, and keys expire, as slots report it."""
+    """Slots report late rows, dead letters, fired timers and expired keys."""
     world = World(folder, operators=[totals()])
 
     def perform(attempt: Attempt) -> pa.Table:
@@ -126,7 +126,7 @@ def user_functions(folder: Path) -> list[Reading]:
 
 
 def source_with_lag(folder: Path) -> list[Reading]:
-    """Kafka has more records than the last batch has read."""
+    """Kafka has more records than the last batch read."""
     world = World(folder)
     report = world.batch(0, one(1))
     now = world.clock.seconds()
@@ -136,7 +136,7 @@ def source_with_lag(folder: Path) -> list[Reading]:
 
 
 def spark_only(folder: Path) -> list[Reading]:
-    """Spark makes a kept plan again and runs a slot elsewhere, which a simulation never does."""
+    """Spark builds a plan again and runs a slot on another executor. A simulation never does either."""
     world = World(folder)
     report = replace(world.batch(0, one(1)), plan_fallbacks=2, misses=1, misplaced_runs=1)
     counters = Counters()
@@ -170,14 +170,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Reading]:
 
 
 def test_every_metric_has_a_value_in_some_scenario(seen: list[Reading]) -> None:
-    """No entry of the list is dead, and each value has as many labels as the list says."""
+    """Each listed metric has a value, and each reading has as many labels as its metric."""
     valued = {reading.metric.name for reading in seen if reading.value or reading.metric.kind == "gauge"}
     assert {metric.name for metric in METRICS} - valued == set()
     assert all(len(reading.labels) == len(reading.metric.labels) for reading in seen)
 
 
 def test_a_moment_has_one_value_for_each_metric_and_labels(tmp_path: Path) -> None:
-    """No series has two values."""
+    """Each series has one value."""
     world = Elastic(tmp_path, executors=("1", "2"), num_standbys=1)
     report = world.feed(3)
     counts = Counter(reading.sample for reading in readings_of(world, report))
@@ -187,7 +187,7 @@ def test_a_moment_has_one_value_for_each_metric_and_labels(tmp_path: Path) -> No
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.text(min_size=12), st.integers(0, 9)), min_size=1, max_size=6))
 def test_keys_of_user_data_never_appear(pairs: list[tuple[str, int]]) -> None:
-    """Neither facts nor readings have a key, whatever it is, not even if its row is a dead letter or late."""
+    """Property: no key is in facts or readings, not even the key of a late row or a dead letter."""
     with TemporaryDirectory() as folder:
         world = World(Path(folder), operators=[totals()])
         keys = [f"{MARK}{key}" for key, _ in pairs]
@@ -201,7 +201,7 @@ def test_keys_of_user_data_never_appear(pairs: list[tuple[str, int]]) -> None:
 
 
 def test_the_page_is_made_from_the_list() -> None:
-    """Run ``./run reference`` after changing a metric."""
+    """The page of metrics is generated. ``./run reference`` writes it after a metric is changed."""
     text = reference.PAGE.read_text()
     assert reference.page(text) == text
     assert all(f"`{metric.name}`" in text for metric in METRICS)

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts use metrics that exist, and each alert has a runbook."""
+"""The dashboard and the alerts use existing metrics, and each alert has a runbook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECTIONS = ("**Cause.**", "**Check.**", "**Remedy.**")
 
 
 def expressions(value: Any) -> Iterator[str]:
-    """Yield the queries anywhere in a dashboard."""
+    """Yield all queries of a dashboard."""
     if isinstance(value, dict):
         if isinstance(value.get("expr"), str):
             yield value["expr"]
@@ -28,7 +28,7 @@ def expressions(value: Any) -> Iterator[str]:
 
 
 def test_all_metrics_of_the_dashboard_exist() -> None:
-    """Each query names a metric of the list, and groups by labels that it has."""
+    """Each query of the dashboard uses listed metrics, and groups by their labels."""
     queries = list(expressions(DASHBOARD))
     assert len(queries) > 15
     for query in queries:
@@ -41,7 +41,7 @@ def test_all_metrics_of_the_dashboard_exist() -> None:
 
 
 def test_all_metrics_and_labels_of_the_alerts_exist() -> None:
-    """A misspelt name would never fire."""
+    """The alerts use listed metrics and labels."""
     names = set(NAME.findall(re.sub(r"(?m)^\s*#.*$", "", ALERTS)))
     assert names <= METRIC_BY_NAME.keys()
     assert len(names) >= 8
@@ -50,7 +50,7 @@ def test_all_metrics_and_labels_of_the_alerts_exist() -> None:
 
 
 def test_each_alert_has_a_runbook_and_links_to_it() -> None:
-    """The page has a section for each alert, with cause, check and remedy, and no others."""
+    """The runbook has a section for each alert and no others, with cause, check and remedy."""
     alerts = re.findall(r"alert: (\w+)", ALERTS)
     links = re.findall(r'runbook_url: "docs/alerts\.md#(\w+)"', ALERTS)
     assert len(alerts) == 6
@@ -62,5 +62,5 @@ def test_each_alert_has_a_runbook_and_links_to_it() -> None:
 
 
 def test_metrics_in_the_runbook_exist() -> None:
-    """An operator can query everything that the page names."""
+    """The runbook names listed metrics only."""
     assert set(NAME.findall(RUNBOOK)) - {"riffle_spark"} <= METRIC_BY_NAME.keys()

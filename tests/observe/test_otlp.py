@@ -1,4 +1,4 @@
-"""Metrics and traces that an OpenTelemetry collector gets: the readings of JSON lines, and a trace per batch."""
+"""An OpenTelemetry collector gets the readings of the JSON lines as metrics, and one trace per batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from riffle_spark.observe.otlp import Otlp
 
 @pytest.fixture
 def receiver() -> Iterator[ScriptedServer]:
-    """An HTTP server that accepts everything."""
+    """Start an HTTP server that accepts every request."""
     with scripted_server() as server:
         server.answers[:] = [Answer(200)]
         yield server
@@ -45,7 +45,7 @@ def receiver() -> Iterator[ScriptedServer]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send at once, and give up soon."""
+    """Make the SDK send without delay and with a short timeout."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "0")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "0")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
@@ -53,12 +53,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def metric_requests(server: ScriptedServer) -> list[ExportMetricsServiceRequest]:
-    """Return the metrics that the server got, a message per request."""
+    """Return the metrics that the server received, one message per request."""
     return [ExportMetricsServiceRequest.FromString(body) for body in _bodies(server, "/v1/metrics")]
 
 
 def trace_requests(server: ScriptedServer) -> list[ExportTraceServiceRequest]:
-    """Return the traces that the server got, a message per request."""
+    """Return the traces that the server received, one message per request."""
     return [ExportTraceServiceRequest.FromString(body) for body in _bodies(server, "/v1/traces")]
 
 
@@ -68,7 +68,7 @@ def _bodies(server: ScriptedServer, path: str) -> list[bytes]:
 
 
 def attributes_of(pairs: Iterable[KeyValue]) -> dict[str, str | int | float]:
-    """Return attributes as a dictionary."""
+    """Return the attributes as a dictionary."""
     return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in pairs}
 
 
@@ -115,7 +115,7 @@ def run_batches(folder: Path, count: int = 2) -> list[tuple[BatchReport, DriverF
 
 
 def test_values_equal_those_of_the_json_lines(receiver: ScriptedServer, tmp_path: Path) -> None:
-    """Each batch's points are the readings of its line: the same names, labels and values."""
+    """The points of each batch have the names, labels and values of its JSON line."""
     lines = JsonLines(str(tmp_path / "reports.jsonl"))
     exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds, os.environ)
     for report, facts in run_batches(tmp_path):
@@ -130,7 +130,7 @@ def test_values_equal_those_of_the_json_lines(receiver: ScriptedServer, tmp_path
 
 
 def test_counters_have_the_same_start_in_every_export(receiver: ScriptedServer, tmp_path: Path) -> None:
-    """The start of the driver, also for series that appear later. Another start would mean that a counter was reset."""
+    """Every counter has the driver's start as its start time, also if its series appears later."""
     exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)
     batches = run_batches(tmp_path, 4)
     for report, facts in batches:
@@ -146,7 +146,7 @@ def test_counters_have_the_same_start_in_every_export(receiver: ScriptedServer, 
 
 
 def test_points_have_kind_unit_and_the_name_of_the_query(receiver: ScriptedServer, tmp_path: Path) -> None:
-    """Counters are cumulative and monotonic, units are those of UCUM, and all points name their query."""
+    """Counters are cumulative and monotonic, units are UCUM units, and each point has the name of its query."""
     exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)
     report, facts = run_batches(tmp_path, 1)[0]
     exporter.export(report, facts, readings(report, facts))
@@ -166,13 +166,16 @@ def test_points_have_kind_unit_and_the_name_of_the_query(receiver: ScriptedServe
     assert resource["service.name"] == "riffle-spark"
     assert resource["riffle.query.name"] == "clicks"
     assert resource["service.instance.id"] == "0a1b2c3d-0000"
-    assert not trace_requests(receiver), "only metrics were asked for"
+    assert not trace_requests(receiver), "only metrics are configured"
 
 
 def test_resource_attributes_of_the_environment_have_precedence(
     receiver: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in every program that uses the SDK. So is the endpoint, if the setting says ``env``."""
+    """Resource attributes of the environment override those of riffle_spark.
+
+    The endpoint `env` is that of the environment.
+    """
     monkeypatch.setenv("OTEL_SERVICE_NAME", "clicks-job")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
@@ -191,7 +194,7 @@ def test_resource_attributes_of_the_environment_have_precedence(
 
 
 def test_a_batch_is_a_trace_with_its_phases_and_executors(receiver: ScriptedServer, tmp_path: Path) -> None:
-    """Phases lie one after another within the batch, and the slots of each executor within ``run``."""
+    """The span of a batch contains its phases in sequence, and the span `run` contains the slots of each executor."""
     exporter = Otlp(receiver.endpoint, "traces", ManualClock().seconds, os.environ)
     report, facts = run_batches(tmp_path, 1)[0]
     report = replace(report, seconds={"enter": 0.25, "run": 1.0, "commit": 0.5, "total": 2.0})
@@ -220,7 +223,7 @@ def test_a_batch_is_a_trace_with_its_phases_and_executors(receiver: ScriptedServ
 def test_values_are_sent_when_they_are_due_and_at_the_end(
     receiver: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two times nothing is sent, so quick batches cost no request each. The last values are sent at the end."""
+    """Values are sent once per interval, so short batches need no request each. The last values are sent at the end."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10000")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3000")
     clock = ManualClock()
@@ -240,10 +243,7 @@ def test_values_are_sent_when_they_are_due_and_at_the_end(
 def test_a_receiver_that_fails_or_hangs_is_reported_once_and_delays_no_batch(
     receiver: ScriptedServer, tmp_path: Path, answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Batches are published without waiting. The SDK's own lines stay out of the log, and the warning has the reason.
-
-    When the receiver answers again, values are sent again.
-    """
+    """Batches never wait for a failing receiver. One warning has the reason, and the SDK logs nothing."""
     receiver.answers[:] = [answer]
     moments = run_batches(tmp_path, 3)
     running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)], ManualClock().seconds)
@@ -260,7 +260,7 @@ def test_a_receiver_that_fails_or_hangs_is_reported_once_and_delays_no_batch(
 
 
 def test_values_are_sent_again_after_a_failure(receiver: ScriptedServer, tmp_path: Path) -> None:
-    """Counters are sums, so nothing is lost but the moments in between."""
+    """After a failed request, the next request has the sums of all batches, because counters are cumulative."""
     receiver.answers[:] = [Answer(404), Answer(200)]
     running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)], ManualClock().seconds)
     for report, facts in run_batches(tmp_path, 2):
@@ -270,7 +270,7 @@ def test_values_are_sent_again_after_a_failure(receiver: ScriptedServer, tmp_pat
 
 
 def test_no_key_or_value_of_user_data_is_sent(receiver: ScriptedServer, tmp_path: Path) -> None:
-    """A key and a value that occur nowhere else are not in any byte of the requests."""
+    """No request contains a key or a value of the user's rows."""
     world = World(tmp_path)
     report = world.batch(0, one(987_654_321, "a-secret-key"))
     facts = replace(world.driver.facts(), query_id="0a1b2c3d", query_name="clicks")
@@ -283,7 +283,7 @@ def test_no_key_or_value_of_user_data_is_sent(receiver: ScriptedServer, tmp_path
 
 @pytest.mark.parametrize("endpoint", ["http://ann:secret@127.0.0.1:4318", "https://receiver.example/otlp?token=secret"])
 def test_an_endpoint_with_secrets_is_refused_without_showing_them(endpoint: str) -> None:
-    """Errors and logs name the endpoint."""
+    """An endpoint with a password or token is refused, and the error does not show the secret."""
     with pytest.raises(ConfigError, match="RIFFLE-0456") as caught:
         check_exporters(Settings(otlp_endpoint=endpoint))
     assert "otlp_endpoint" in caught.value.where

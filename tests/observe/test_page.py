@@ -1,4 +1,4 @@
-"""The status page: its data, its numbers, its tables, and that no text of a status becomes markup."""
+"""The status page shows the data of a status as figures and tables, and escapes all its texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ATTACKS = (
 
 
 class Document(HTMLParser):
-    """Reads a page and checks that its elements are nested.
+    """A parser that checks that the elements of a page are nested.
 
     Attributes:
         elements: the elements with their attributes, in order.
@@ -62,7 +62,7 @@ class Document(HTMLParser):
         assert not self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
+        """Record an element."""
         attributes = {name: value or "" for name, value in attrs}
         assert len(attributes) == len(attrs), (tag, attrs)
         self.elements.append((tag, attributes))
@@ -74,11 +74,11 @@ class Document(HTMLParser):
                 self.values.setdefault(name, []).append(float(attributes["value"]))
 
     def handle_endtag(self, tag: str) -> None:
-        """Check that the end belongs to the innermost element."""
+        """Check that the end tag closes the innermost element."""
         assert self._open.pop()[0] == tag, tag
 
     def handle_data(self, data: str) -> None:
-        """Add a text to the innermost id."""
+        """Append a text to the innermost element with an id."""
         name = next((name for _, name in reversed(self._open) if name), "")
         self.texts[name] = self.texts.get(name, "") + data
 
@@ -89,7 +89,7 @@ def skeleton(page: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def small_status(text: str) -> Status:
-    """Return a status that has a text in each field of text, also as a name in mappings."""
+    """Return a status with a text in each text field, also as a key of mappings."""
     facts = DriverFacts(
         time_ms=1_772_373_909_000,
         query_id=text,
@@ -113,7 +113,7 @@ def small_status(text: str) -> Status:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_text_of_a_status_becomes_markup(attack: str) -> None:
-    """A page has the same elements and attributes whatever the texts are, and the status can be read from it."""
+    """The page has the same elements and attributes for any text, and the status can be read from it."""
     page = page_of(small_status(attack))
     assert skeleton(page) == skeleton(page_of(small_status("plain")))
     assert from_json(Document(page).texts["status"]) == small_status(attack)
@@ -123,7 +123,7 @@ def test_no_text_of_a_status_becomes_markup(attack: str) -> None:
 @costly(2)
 @given(st.text(alphabet=st.sampled_from("</>&'\"-! scriptSCRIPT=()\u2028\u2029\u202e\x00\n\ud800]"), min_size=1))
 def test_property_texts_are_texts(text: str) -> None:
-    """Property: no text adds, removes or changes an element or an attribute."""
+    """Property: no text of a status adds, removes or changes an element or an attribute."""
     page = page_of(small_status(text))
     assert skeleton(page) == skeleton(page_of(small_status("plain")))
     assert from_json(Document(page).texts["status"]) == small_status(text)
@@ -131,25 +131,25 @@ def test_property_texts_are_texts(text: str) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_markup_escapes_text_in_content_and_attributes(attack: str) -> None:
-    """An element has one start tag and one end tag, whatever its text and attributes are."""
+    """An element has one start tag and one end tag for any text and attributes."""
     document = Document(element("p", attack, title=attack))
     assert [tag for tag, _ in document.elements] == ["p"]
     assert list(document.elements[0][1]) == ["title"]
 
 
 def test_json_in_a_script_element_has_no_angle_brackets() -> None:
-    """The JSON of a page can neither end its element nor start a comment in it, and stays the same JSON."""
+    """Embedded JSON has no angle brackets, so it cannot end its element or start a comment. Its value is the same."""
     assert escape_json('["</script>","<!--","\u2028"]') == r'["\u003c/script\u003e","\u003c!--","\u2028"]'
 
 
 def test_the_data_of_the_page_are_the_status() -> None:
-    """The page of a large query has the whole status as JSON."""
+    """The page of a large query contains the whole status as JSON."""
     status = invented_status(members=9, key_groups=32)
     assert from_json(Document(page_of(status)).texts["status"]) == status
 
 
 def test_figures_are_those_of_the_status() -> None:
-    """The exact values beside the shown numbers are the sums of the status."""
+    """The exact values of the shown figures are the sums of the status."""
     status = invented_status(members=9, key_groups=32)
     values = Document(page_of(status)).values
     facts = status.facts
@@ -169,7 +169,7 @@ def test_figures_are_those_of_the_status() -> None:
 
 
 def test_tables_have_a_row_for_each_part_of_the_status() -> None:
-    """Each member, store, partition, move and batch is in its table with its numbers."""
+    """The tables list each member, store, partition, move and batch of the status with its numbers."""
     status = invented_status(members=9, key_groups=32)
     values = Document(page_of(status)).values
     assert values["stores-table"] == [
@@ -188,7 +188,7 @@ def test_tables_have_a_row_for_each_part_of_the_status() -> None:
 
 
 def test_an_empty_status_has_a_page() -> None:
-    """A query before its first batch has a page with sentences in place of maps, moves and warnings."""
+    """Before the first batch, the page has sentences in place of maps, moves and warnings."""
     page = page_of(Status(DriverFacts(0, "q")))
     sentences = ("No warnings.", "No batch was committed", "No key-groups are assigned.", "The lag is not known.")
     for sentence in (*sentences, "No key-group has moved."):
@@ -197,7 +197,7 @@ def test_an_empty_status_has_a_page() -> None:
 
 
 def test_a_query_without_watermark_and_known_lag_shows_neither() -> None:
-    """A watermark of 0 is none, as in Spark. The chart of the lag is left out if no batch has one."""
+    """The page shows no watermark if it is 0, as in Spark, and no chart of the lag if no batch has a lag."""
     status = invented_status(members=3, key_groups=8)
     batches = tuple(replace(batch, lag_records=None) for batch in status.batches)
     document = Document(page_of(replace(status, batches=batches, facts=replace(status.facts, watermark_ms=0))))
@@ -206,7 +206,7 @@ def test_a_query_without_watermark_and_known_lag_shows_neither() -> None:
 
 
 def test_the_policy_allows_the_page_s_own_script_and_style_only() -> None:
-    """The policy has the digests of the one script and the one style, and allows no request and no inline attribute."""
+    """The policy allows the page's script and style by their digests, and no request and no inline attribute."""
     page = page_of(small_status("plain"))
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
@@ -220,7 +220,7 @@ def test_the_policy_allows_the_page_s_own_script_and_style_only() -> None:
 
 
 def test_the_page_refers_to_nothing_outside_of_it() -> None:
-    """No element has a source, and links lead to parts of the page that exist."""
+    """No element has a source, and each link is to an existing part of the page."""
     document = Document(page_of(invented_status(members=9, key_groups=32)))
     names = [attributes["id"] for _, attributes in document.elements if "id" in attributes]
     assert len(names) == len(set(names))
@@ -232,7 +232,7 @@ def test_the_page_refers_to_nothing_outside_of_it() -> None:
 
 
 def test_tables_have_captions_and_headings_with_a_scope() -> None:
-    """A screen reader finds the name of each table, and the heading of each cell."""
+    """Each table has a caption, and each heading has a scope, for screen readers."""
     elements = Document(page_of(invented_status(members=9, key_groups=32))).elements
     tags = [tag for tag, _ in elements]
     assert tags.count("table") == tags.count("caption") >= 10
@@ -241,7 +241,7 @@ def test_tables_have_captions_and_headings_with_a_scope() -> None:
 
 
 def test_members_share_colours_by_rack_or_have_their_own() -> None:
-    """Colours are for racks if there are several. Beyond six, names share the last one."""
+    """Members are coloured by rack if there are several racks, else by member. Names beyond six share one colour."""
     members = invented_status(members=9, key_groups=32).facts.members
     status = Status(DriverFacts(0, "q", members=members, groups=(GroupFacts("g", ("s",), (0, 8)),)))
     assert 'aria-label="Colours by rack"' in page_of(status)
@@ -255,7 +255,7 @@ def test_members_share_colours_by_rack_or_have_their_own() -> None:
 
 
 def test_the_page_can_be_made_from_a_zip_file(tmp_path: Path) -> None:
-    """The assets are package data, and are read where the package is not a folder."""
+    """The page reads its assets as package data, also from a zip file."""
     archive = tmp_path / "package.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in (CHECKOUT / "riffle_spark").rglob("*"):

@@ -42,7 +42,7 @@ COLOURS = """(() => { const canvas = document.querySelector("SELECTOR");
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of each status."""
+    """Write the page of each status. Return the files by name."""
     folder = tmp_path_factory.mktemp("pages")
     for name, status in STATUSES.items():
         (folder / f"{name}.html").write_text(page_of(status), "utf-8")
@@ -51,26 +51,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A tab that all tests use."""
+    """Open a tab that all tests share."""
     with open_page(tmp_path_factory.mktemp("profile")) as page:
         yield page
 
 
 def open_file(page: Page, file: Path, window: tuple[int, int, str] = WINDOWS[0]) -> None:
-    """Load a page with an empty list of problems."""
+    """Load a page after clearing the list of problems."""
     page.problems.clear()
     page.show(*window)
     page.load(file)
 
 
 def texts(page: Page, selector: str) -> list[str]:
-    """Return the texts of the elements that match."""
+    """Return the texts of the elements that match a selector."""
     script = f"JSON.stringify([...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent))"
     return cast("list[str]", json.loads(cast(str, page.run(script))))
 
 
 def values(page: Page, selector: str) -> list[float]:
-    """Return the exact numbers below the elements that match."""
+    """Return the exact numbers below the elements that match a selector."""
     script = f"JSON.stringify([...document.querySelectorAll({json.dumps(selector + ' data')})].map((e) => +e.value))"
     return cast("list[float]", json.loads(cast(str, page.run(script))))
 
@@ -80,7 +80,7 @@ def values(page: Page, selector: str) -> list[float]:
 def test_the_page_opens_without_problems(
     browser: Page, files: dict[str, Path], name: str, window: tuple[int, int, str]
 ) -> None:
-    """The console stays empty, nothing is requested, the script ends, and the page is not wider than the window."""
+    """The page logs nothing, requests nothing, runs its script to the end, and fits the width of the window."""
     open_file(browser, files[name], window)
     assert browser.run("performance.getEntriesByName('drawn').length") == 1
     assert browser.run("document.documentElement.scrollWidth") == window[0]
@@ -88,7 +88,7 @@ def test_the_page_opens_without_problems(
 
 
 def violations_of(page: Page) -> list[object]:
-    """Return what axe-core finds in the page: rules, their impacts and the elements."""
+    """Return the violations that axe-core reports for the page: rule, impact and elements."""
     page.run((ensure_npm("page") / "axe-core" / "axe.min.js").read_text("utf-8"))
     return cast("list[object]", json.loads(cast(str, page.run(AXE))))
 
@@ -96,14 +96,14 @@ def violations_of(page: Page) -> list[object]:
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("name", STATUSES)
 def test_the_page_is_accessible(browser: Page, files: dict[str, Path], name: str, window: tuple[int, int, str]) -> None:
-    """axe-core finds no violation, in both colour schemes, with all tables open."""
+    """axe-core reports no violation in both colour schemes, with all tables open."""
     open_file(browser, files[name], window)
     browser.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     assert violations_of(browser) == []
 
 
 def test_violations_are_noticed(browser: Page, files: dict[str, Path]) -> None:
-    """axe-core reports a field without a label, and text that is too faint."""
+    """axe-core reports a field without a label, and text with too little contrast."""
     open_file(browser, files["small"])
     browser.run("document.querySelector('.figures dt').style.color = '#ccc'")
     browser.run("{ const field = document.getElementById('key-group'); field.closest('label').replaceWith(field); }")
@@ -113,7 +113,7 @@ def test_violations_are_noticed(browser: Page, files: dict[str, Path]) -> None:
 
 
 def test_numbers_in_the_browser_are_those_of_the_status(browser: Page, files: dict[str, Path]) -> None:
-    """The browser shows the figures, members and stores of the status, and has the whole status as data."""
+    """The browser shows the figures, members and stores of the status, and the page contains the whole status."""
     status = STATUSES["large"]
     open_file(browser, files["large"])
     plain = json.loads(to_json(status))
@@ -133,14 +133,14 @@ def test_numbers_in_the_browser_are_those_of_the_status(browser: Page, files: di
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_charts_and_maps_are_drawn(browser: Page, files: dict[str, Path], window: tuple[int, int, str]) -> None:
-    """Each canvas has the colours of its data: phases, the line of the lag, racks."""
+    """Each chart and map has at least the colours of its phases, lines or racks."""
     open_file(browser, files["large"], window)
     for selector, colours in (("#chart-phases canvas", 6), ("#chart-lag canvas", 2), ("canvas.map", 6)):
         assert cast(int, browser.run(COLOURS.replace("SELECTOR", selector))) >= colours, selector
 
 
 def test_a_key_group_is_found_by_its_number(browser: Page, files: dict[str, Path]) -> None:
-    """Typing a number into the labelled field shows the owner and the copies in each co-location group."""
+    """Typing a key-group's number shows its owner and copies in each co-location group."""
     open_file(browser, files["large"])
     browser.run("document.getElementById('key-group').select()")
     browser.press("7", "1", "3")
@@ -159,7 +159,7 @@ def test_a_key_group_is_found_by_its_number(browser: Page, files: dict[str, Path
 
 
 def test_arrow_keys_walk_through_a_map(browser: Page, files: dict[str, Path]) -> None:
-    """The map has the focus order of the page, its keys move by cell and row, and it says what is selected."""
+    """Arrow keys select cells of a map by column and row, and a screen reader gets the selected key-group."""
     open_file(browser, files["large"])
     browser.run("document.getElementById('order').value = 'number'")
     browser.run("document.getElementById('order').dispatchEvent(new Event('change'))")
@@ -187,7 +187,7 @@ def test_arrow_keys_walk_through_a_map(browser: Page, files: dict[str, Path]) ->
 
 
 def test_the_map_by_owner_passes_through_all_key_groups(browser: Page, files: dict[str, Path]) -> None:
-    """In the order by owner, the right arrow visits each key-group once, and owners in their order."""
+    """With the order by owner, the right arrow visits each key-group once, grouped by owner."""
     open_file(browser, files["small"])
     browser.run("document.querySelector('canvas.map').focus()")
     browser.press("Home")
@@ -202,7 +202,7 @@ def test_the_map_by_owner_passes_through_all_key_groups(browser: Page, files: di
 
 
 def test_the_focus_follows_the_order_of_the_page(browser: Page, files: dict[str, Path]) -> None:
-    """Tab reaches the skip link first, then the controls, each map and each table, from top to bottom."""
+    """Tab reaches the skip link, the controls, each map and each table, from top to bottom."""
     open_file(browser, files["small"])
     visited = []
     for _ in range(40):
@@ -218,7 +218,7 @@ def test_the_focus_follows_the_order_of_the_page(browser: Page, files: dict[str,
 
 
 def test_a_member_can_be_highlighted(browser: Page, files: dict[str, Path]) -> None:
-    """Choosing a member fades the cells of the others."""
+    """Choosing a member redraws the map."""
     open_file(browser, files["small"])
     before = browser.run("document.querySelector('canvas.map').toDataURL()")
     browser.run("document.getElementById('member').value = '3'")
@@ -227,7 +227,7 @@ def test_a_member_can_be_highlighted(browser: Page, files: dict[str, Path]) -> N
 
 
 def test_the_table_of_a_map_lists_each_key_group_of_each_member(browser: Page, files: dict[str, Path]) -> None:
-    """Opening the table fills it: the ranges of a row are what the member owns."""
+    """An opened table lists the key-groups of each member as ranges."""
     open_file(browser, files["small"])
     browser.run("document.querySelector('.maps details').open = true")
     browser.run("new Promise((done) => setTimeout(done, 100))")
@@ -244,7 +244,7 @@ def test_the_table_of_a_map_lists_each_key_group_of_each_member(browser: Page, f
 
 
 def test_the_colour_scheme_can_change_while_the_page_is_open(browser: Page, files: dict[str, Path]) -> None:
-    """Charts and maps are drawn again in the colours of the other scheme."""
+    """When the colour scheme changes, maps are redrawn in the new colours."""
     open_file(browser, files["small"], WINDOWS[0])
     before = browser.run("document.querySelector('canvas.map').toDataURL()")
     browser.show(*WINDOWS[1])
@@ -254,7 +254,7 @@ def test_the_colour_scheme_can_change_while_the_page_is_open(browser: Page, file
 
 
 def test_an_old_status_of_a_running_query_is_marked(browser: Page, files: dict[str, Path]) -> None:
-    """The page says that its status is older than its interval. The age is that of this clock."""
+    """The page marks a status that is older than its interval, and shows its age by the browser's clock."""
     open_file(browser, files["large"])
     (stale,) = texts(browser, "#stale")
     assert stale == "This status is older than 1 min. A running driver writes it that often."
@@ -262,7 +262,7 @@ def test_an_old_status_of_a_running_query_is_marked(browser: Page, files: dict[s
 
 
 def test_the_shipped_charts_are_the_published_ones() -> None:
-    """The files of uPlot in the package are those that npm has, with its licence."""
+    """The shipped files of uPlot are those of the npm package, with its licence."""
     published = ensure_npm("page") / "uplot"
     assets = CHECKOUT / "riffle_spark" / "observe" / "assets"
     names = {

@@ -1,4 +1,4 @@
-"""Readings of a driver: every one is in the list of metrics, and its values are those of the batches."""
+"""Readings of a driver are of listed metrics, and their values are those of the batches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.kit.simulated.world import World, one, two_stores
 
 
 def values(world: World, name: str) -> dict[tuple[str, ...], int | float]:
-    """Return the readings of a metric after the world's last batch, by the values of its labels."""
+    """Return the readings of a metric after the last batch, by label values."""
     return {r.labels: r.value for r in readings(None, world.driver.facts()) if r.metric.name == name}
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:
-    """Names are unique, only counters end in ``_total``, and units are in the names."""
+    """Metric names are unique and contain their unit. Only counters end in ``_total``."""
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert metric.name.startswith("riffle_")
@@ -29,14 +29,14 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
 
 
 def test_a_sample_is_written_as_in_prometheus() -> None:
-    """Labels are quoted, and special characters escaped."""
+    """A sample quotes its labels and escapes special characters."""
     metric = Metric("riffle_x", "gauge", "x", ("a", "b"), "", "")
     assert Reading(metric, ('say "hi"\\', "2\n"), 1).sample == 'riffle_x{a="say \\"hi\\"\\\\",b="2\\n"}'
     assert Reading(Metric("riffle_x", "gauge", "x", (), "", ""), (), 1).sample == "riffle_x"
 
 
 def test_counters_are_sums_over_batches(tmp_path: Path) -> None:
-    """Rows of two batches count in each store, and members by state."""
+    """Rows of two batches are added up per store, and members are counted by state."""
     world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     world.batch(1, one(2, "b"))
@@ -48,7 +48,7 @@ def test_counters_are_sums_over_batches(tmp_path: Path) -> None:
 
 
 def test_an_executor_that_returned_has_the_readings_of_its_active_member() -> None:
-    """The awaited member has the same executor and another folder, and comes first or last."""
+    """If an awaited member has the same executor id as an active one, the readings are those of the active member."""
     active = MemberFacts("new", "1", "host", owned=5)
     awaited = MemberFacts("old", "1", "host", state="awaited", owned=3)
     for members in ((active, awaited), (awaited, active)):
@@ -57,7 +57,7 @@ def test_an_executor_that_returned_has_the_readings_of_its_active_member() -> No
 
 
 def test_the_watermark_delay_is_measured_at_the_time_of_the_facts() -> None:
-    """It grows while no batch is committed."""
+    """The watermark delay is the time of the facts minus the watermark, so it grows while no batch commits."""
     facts = DriverFacts(100_000, "q", commit_ms=60_000, watermark_ms=50_000)
     shown = {r.metric.name: r.value for r in readings(None, facts)}
     assert shown["riffle_watermark_delay_seconds"] == 50
@@ -65,7 +65,7 @@ def test_the_watermark_delay_is_measured_at_the_time_of_the_facts() -> None:
 
 
 def test_a_repeated_batch_has_no_rows_of_the_last_batch() -> None:
-    """It reads nothing into state, so its figures are no measurement."""
+    """A repeated batch changes no state, so it has no reading of rows or memory."""
     names = {"riffle_last_batch_rows", "riffle_worker_peak_memory_bytes"}
     for decision, expected in (("run", names), ("repeat", set())):
         report = BatchReport(3, "q", decision, 1_000, 1, {"total": 0.5}, rows=7)

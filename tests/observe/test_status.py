@@ -1,4 +1,4 @@
-"""The bytes of status.json: there and back, other versions, damaged bytes."""
+"""The bytes of status.json can be read back. Damaged bytes and later formats raise an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COPIES = st.lists(_ROWS, max_size=4).map(tuple)
 
 
 def tuples_of(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
-    """Return tuples of up to four values."""
+    """Return a strategy for tuples of up to four values."""
     return st.lists(strategy, max_size=4).map(tuple)
 
 
@@ -75,13 +75,13 @@ _STATUSES = st.builds(
 
 @given(_STATUSES)
 def test_every_status_can_be_read_again(status: Status) -> None:
-    """Any status is equal after a round trip, as text and as bytes."""
+    """Property: a status that is written and read again is equal, as text and as bytes."""
     assert from_json(to_json(status)) == status
     assert decode(encode(status)) == status
 
 
 def test_a_status_of_many_key_groups_is_compressed_and_read_again() -> None:
-    """A long status is stored compressed."""
+    """A large status is stored compressed."""
     members = tuple(MemberFacts(f"member-{n}", str(n), f"host-{n}") for n in range(100))
     groups = (GroupFacts("query", ("counts",), tuple(n % 100 for n in range(4096)), ((1, 2),) * 4096, ((),) * 4096),)
     status = Status(DriverFacts(1, "q", members=members, groups=groups))
@@ -90,7 +90,7 @@ def test_a_status_of_many_key_groups_is_compressed_and_read_again() -> None:
 
 
 def test_fields_of_a_later_version_are_ignored_and_missing_fields_get_their_default() -> None:
-    """Fields may be added and left out within a format."""
+    """Within a format, unknown fields are ignored, and missing fields get their default."""
     status = Status(DriverFacts(1, "q", members=(MemberFacts("m", "1", "host"),)))
     body = json.loads(to_json(status))
     body["later"] = 1
@@ -114,7 +114,7 @@ def test_fields_of_a_later_version_are_ignored_and_missing_fields_get_their_defa
     ],
 )
 def test_damaged_bytes_are_refused(data: bytes) -> None:
-    """Other bytes raise an error with the object's name."""
+    """Damaged bytes raise an error that names the object."""
     with pytest.raises(CorruptStateError) as caught:
         decode(data, "s3://bucket/q/status.json")
     assert caught.value.id == "RIFFLE-1310"
@@ -122,14 +122,14 @@ def test_damaged_bytes_are_refused(data: bytes) -> None:
 
 
 def test_a_later_format_is_refused_with_both_numbers() -> None:
-    """A status of a later format names its format."""
+    """The error about a later format has both format numbers."""
     body = {**json.loads(to_json(Status(DriverFacts(1, "q")))), "format": 2}
     with pytest.raises(CorruptStateError, match=r"has format 2, but this version reads 1\."):
         from_json(json.dumps(body))
 
 
 def test_the_text_is_one_line() -> None:
-    """Line breaks in texts are escaped."""
+    """The JSON text is one line, because line breaks in texts are escaped."""
     status = Status(DriverFacts(1, "q", query_name="a\nb"))
     assert "\n" not in to_json(replace(status, settings={"x": "y\nz"}))
 
@@ -149,7 +149,7 @@ def test_the_text_is_one_line() -> None:
     ],
 )
 def test_a_status_with_a_damaged_number_is_an_error_with_a_remedy(path: tuple[str | int, ...], value: object) -> None:
-    """Seconds without a total, NaN and infinity are not numbers of a status, although Python's JSON reads them."""
+    """Seconds without a total, NaN and infinity are refused, although Python's JSON accepts them."""
     facts = DriverFacts(
         1, source=(PartitionLag("t", 0, 1),), members=(MemberFacts("m", "1", "h"),), counters={"rows": 1}
     )
@@ -164,6 +164,6 @@ def test_a_status_with_a_damaged_number_is_an_error_with_a_remedy(path: tuple[st
 
 
 def test_a_number_that_json_does_not_have_is_not_written() -> None:
-    """Other readers than Python's refuse NaN."""
+    """NaN is not written, because other JSON parsers refuse it."""
     with pytest.raises(ValueError, match="JSON"):
         to_json(Status(DriverFacts(1, members=(MemberFacts("m", "1", "h", disk_used=float("nan")),))))

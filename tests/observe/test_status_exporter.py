@@ -1,4 +1,4 @@
-"""Who writes status.json, when, and with how many requests."""
+"""The status exporter writes status.json once per interval, and at once if the query ends or fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _report(version: int, **changes: object) -> BatchReport:
 
 
 class Writer:
-    """A status exporter on a store of its own, and the requests that it reported."""
+    """A status exporter with a store, and the requests that it reported."""
 
     def __init__(self, objects: ObjectStore | None = None, **settings: object) -> None:
         self.objects = MemoryStore() if objects is None else objects
@@ -58,12 +58,15 @@ class Writer:
 
 @pytest.fixture(params=["memory", "directory"])
 def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
-    """A writer on a store in memory or in files."""
+    """Return a writer with a memory store or a directory store."""
     return Writer(None if request.param == "memory" else DirectoryStore(tmp_path))
 
 
 def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> None:
-    """A write is one PUT, and these are counted. The object is read until the exporter has replaced it once."""
+    """The first batch writes a status, and later ones write once a minute with one PUT each.
+
+    Only the first two are reads.
+    """
     for second in range(0, 180):
         writer.exporter.export(_report(second), _facts(second), ())
     assert writer.counted == {"get": 2, "put": 3}
@@ -78,7 +81,7 @@ def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> 
 
 
 def test_what_operators_asked_for_is_written_within_a_second(writer: Writer) -> None:
-    """An answer, and each change of a drained member. Each is one more write, at most once a second."""
+    """An answer to an operator, and each change of a drained member, is written within a second."""
     writer.exporter.export(_report(0), _facts(0), ())
     writer.exporter.export(None, _facts(0.5, answered=1), ())
     assert writer.stored().facts.answered == 0
@@ -92,25 +95,28 @@ def test_what_operators_asked_for_is_written_within_a_second(writer: Writer) -> 
     assert writer.counted["put"] == 5
     writer.exporter.export(None, _facts(9, answered=1, members=(grown,)), ())
     writer.exporter.export(None, _facts(10, answered=1, members=(replace(grown, owned=1),)), ())
-    assert writer.counted["put"] == 6, "other members are as of the minute"
+    assert writer.counted["put"] == 6, "other members are updated once a minute"
 
 
 def test_a_clock_that_was_set_back_stops_no_heartbeat(writer: Writer) -> None:
-    """Otherwise the query would be silent until the clock is where it was."""
+    """If the clock is set back, the exporter still writes its heartbeat."""
     writer.exporter.export(_report(5), _facts(5_000), ())
     writer.exporter.export(None, _facts(100), ())
     assert writer.stored().facts.time_ms == _facts(100).time_ms
 
 
 def test_a_repeated_batch_is_not_listed_as_a_batch(writer: Writer) -> None:
-    """It has no rows of its own, and its first run is listed by the driver that ran it."""
+    """A repeated batch is not listed as a batch, because the driver that ran it has listed it.
+
+    Its warnings are shown.
+    """
     writer.exporter.export(_report(5, decision="repeat", rows=0, warnings=("[RIFFLE-0811] Gone.",)), _facts(0), ())
     status = writer.stored()
     assert (status.batches, [warning.id for warning in status.warnings]) == ((), ["RIFFLE-0811"])
 
 
 def test_an_idle_query_writes_its_heartbeat(writer: Writer) -> None:
-    """Facts without a report are written too; during a long batch the state stays running."""
+    """An idle query writes its status each minute. During a long batch the state is "running"."""
     writer.exporter.export(_report(0), _facts(0), ())
     writer.exporter.export(None, _facts(60), ())
     assert (writer.stored().state, writer.stored().facts.time_ms) == ("idle", _facts(60).time_ms)
@@ -119,7 +125,7 @@ def test_an_idle_query_writes_its_heartbeat(writer: Writer) -> None:
 
 
 def test_moves_and_settings_are_those_in_effect_now(writer: Writer) -> None:
-    """Moves made while the query is idle are shown without a batch, and so are settings that were changed since."""
+    """The status of an idle query shows moves and changed settings without a new batch."""
     writer.exporter.export(_report(0), _facts(0), ())
     assert writer.stored().settings["num_standbys"] == "0"
     writer.moves = (MOVE,)
@@ -130,7 +136,7 @@ def test_moves_and_settings_are_those_in_effect_now(writer: Writer) -> None:
 
 
 def test_a_query_that_ends_writes_stopped(writer: Writer) -> None:
-    """The end is written at once. An exporter that exported nothing writes nothing."""
+    """A query that ends writes "stopped" at once. An exporter that exported nothing writes nothing."""
     writer.exporter.close()
     assert writer.objects.get(paths.STATUS) is None
     writer.moves = (MOVE,)
@@ -147,7 +153,7 @@ def test_a_query_that_ends_writes_stopped(writer: Writer) -> None:
 
 
 def test_a_query_that_fails_writes_its_error_at_once(writer: Writer) -> None:
-    """The class, the id and the time of the error are written once. A batch that succeeds later revokes them."""
+    """A failure writes the class, id and time of the error once. A later successful batch removes it."""
     writer.exporter.export(_report(0), _facts(0), ())
     failure = FailureFacts("ConflictError", "RIFFLE-0201", _facts(7).time_ms)
     for second in (7, 8):
@@ -162,7 +168,7 @@ def test_a_query_that_fails_writes_its_error_at_once(writer: Writer) -> None:
 
 
 def test_a_query_whose_failure_could_not_be_written_writes_it_at_its_end() -> None:
-    """The store may answer again when the query ends."""
+    """If the store refused the status with the failure, the exporter writes it when the query ends."""
     writer = Writer()
     writer.exporter.export(_report(0), _facts(0), ())
     objects, writer.exporter._objects = writer.exporter._objects, _Unavailable()
@@ -174,7 +180,7 @@ def test_a_query_whose_failure_could_not_be_written_writes_it_at_its_end() -> No
 
 
 def test_a_paused_query_says_since_when(writer: Writer) -> None:
-    """A batch that runs while the pause waits for its end is running."""
+    """The status of a paused query has the time of the pause. A batch that still runs is shown as running."""
     writer.exporter.export(_report(0), _facts(0), ())
     writer.exporter.export(None, _facts(60, paused_since_ms=1_055_000, batch_seconds=5.0), ())
     assert writer.stored().state == "running"
@@ -183,7 +189,7 @@ def test_a_paused_query_says_since_when(writer: Writer) -> None:
 
 
 def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
-    """The page shows the status that was written. It is one PUT more, and is replaced each minute."""
+    """With `status_page`, the exporter also writes the page of each written status, with one PUT more."""
     paged = Writer(writer.objects, status_page=True)
     paged.exporter.export(_report(0), _facts(0), ())
     paged.exporter.export(_report(1), _facts(60), ())
@@ -198,7 +204,7 @@ def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
 
 
 def test_a_status_that_another_process_replaced_or_deleted_is_read_again(writer: Writer) -> None:
-    """The known tag is wrong, so the object is read before it is replaced. Later writes need no read again."""
+    """If another process replaced or deleted the status, the exporter reads it once before the next write."""
     for minute in range(3):
         writer.exporter.export(None, _facts(60 * minute), ())
     other = Writer(writer.objects)
@@ -214,7 +220,7 @@ def test_a_status_that_another_process_replaced_or_deleted_is_read_again(writer:
 
 
 def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:
-    """The page belongs to the status of the newest driver."""
+    """A driver that was replaced does not overwrite the page of the newer driver."""
     old = Writer(writer.objects, status_page=True)
     old.exporter.export(_report(0), _facts(0, epoch=1), ())
     page = old.objects.get(paths.STATUS_PAGE)
@@ -225,7 +231,7 @@ def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:
 
 
 def test_values_of_users_are_not_in_the_status(writer: Writer) -> None:
-    """Errors of a user's function may quote a row, so the status has their number only."""
+    """The status has no text of a user's exception, because it may quote a row."""
     warning = "[RIFFLE-0809] Batch 3 has 2 dead letters. Store 'x' raised KeyError('alice@example.com') for the first."
     listener = "[RIFFLE-0760] on_lost of the rebalance listener failed: KeyError('alice@example.com')\n  What to do: z"
     writer.exporter.export(_report(3, warnings=(warning, listener)), _facts(0), ())
@@ -236,7 +242,7 @@ def test_values_of_users_are_not_in_the_status(writer: Writer) -> None:
 
 
 def test_no_secret_setting_is_in_the_status() -> None:
-    """Only named settings are shown."""
+    """The status shows only the listed settings, and no keys or endpoints."""
     writer = Writer(encryption_keys="env:SECRET", s3_endpoint="http://127.0.0.1:1", num_standbys=2)
     writer.exporter.export(_report(0), _facts(0), ())
     assert writer.stored().settings["num_standbys"] == "2"
@@ -247,7 +253,7 @@ def test_no_secret_setting_is_in_the_status() -> None:
 
 
 def test_a_fenced_driver_does_not_overwrite_the_newer_drivers_status(writer: Writer) -> None:
-    """The higher epoch stays, also if the older driver stops later. A new run of the older driver has a new epoch."""
+    """A fenced driver never overwrites the status of a driver with a higher epoch, not even when it stops."""
     newer = Writer(writer.objects)
     writer.exporter.export(_report(0), _facts(0, epoch=1), ())
     newer.exporter.export(_report(1), _facts(10, epoch=2), ())
@@ -259,7 +265,7 @@ def test_a_fenced_driver_does_not_overwrite_the_newer_drivers_status(writer: Wri
 
 
 def test_the_status_of_a_log_that_was_started_again_is_replaced(writer: Writer) -> None:
-    """A root that was emptied and started again has lower epochs than the status that was left."""
+    """A root that was emptied and started again has lower epochs. Its driver replaces the status that was left."""
     writer.exporter.export(_report(0), _facts(0, epoch=9), ())
     restarted = Writer(writer.objects)
     restarted.exporter.export(_report(0), _facts(100, epoch=1), ())
@@ -267,7 +273,7 @@ def test_the_status_of_a_log_that_was_started_again_is_replaced(writer: Writer) 
 
 
 def test_a_damaged_status_is_replaced(writer: Writer) -> None:
-    """An object that cannot be read does not end the writing."""
+    """A damaged status is replaced."""
     writer.objects.put_if_absent(paths.STATUS, b"damaged")
     writer.exporter.export(_report(0), _facts(0), ())
     assert writer.stored().facts.epoch == 1
@@ -277,7 +283,7 @@ class _Unavailable(MemoryStore):
     """A store that does not answer."""
 
     def get_if_changed(self, name: str, tag: str = "") -> None:  # noqa: ARG002 - the interface of stores
-        """Raise the error of a store without an answer."""
+        """Raise the error of an unreachable store."""
         self.requests.add("get")
         raise UnavailableError("No answer.", id="RIFFLE-0000")
 
@@ -285,7 +291,7 @@ class _Unavailable(MemoryStore):
 def test_a_store_that_does_not_answer_is_tried_once_an_interval_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each try is counted. The exporters log one warning, and no batch waits."""
+    """An unreachable store is tried once per interval, and each try is counted. One warning is logged."""
     writer = Writer(_Unavailable())
     exporters = Exporters([writer.exporter], lambda: 0.0)
     for second in range(0, 150, 10):
@@ -296,14 +302,14 @@ def test_a_store_that_does_not_answer_is_tried_once_an_interval_and_reported_onc
 
 
 def test_an_unknown_lag_of_a_batch_is_not_zero() -> None:
-    """Sources other than Kafka: a chart without a line, and not one that says that nothing is unread."""
+    """The lag of a source other than Kafka is unknown, and the chart has no line, instead of a lag of zero."""
     writer = Writer()
     writer.exporter.export(_report(0), _facts(0, source=()), ())
     assert [batch.lag_records for batch in writer.stored().batches] == [None]
 
 
 def test_requests_are_counted_anew_after_the_clock_was_set_back() -> None:
-    """A period with a negative length, or with requests of before, would give a wrong price."""
+    """After the clock was set back, the shown requests and seconds are counted from that time."""
     writer = Writer()
     writer.settings = Settings(status_interval=10)
     for second, requests in ((100, 50), (200, 60), (50, 70), (70, 75)):
@@ -317,7 +323,7 @@ def test_requests_are_counted_anew_after_the_clock_was_set_back() -> None:
 
 
 def test_a_root_with_a_status_is_whole_and_one_without_a_log_is_empty(tmp_path: Path) -> None:
-    """`riffle verify` knows the status and its page. A root that only has these can be started."""
+    """`riffle verify` accepts the status and its page. A root that only has these can be started."""
     world = World(tmp_path / "local")
     Writer(world.memory, status_page=True).exporter.export(_report(0), _facts(0), ())
     world.start()

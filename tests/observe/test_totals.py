@@ -1,4 +1,4 @@
-"""Totals without labels: sums over open labels, fixed labels in the name."""
+"""Totals have no labels: open labels are added up, and labels with fixed values are in the name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kit.simulated.world import World, one, two_stores
 
 
 def test_open_labels_are_added_up_and_fixed_ones_are_in_the_name(tmp_path: Path) -> None:
-    """Rows of both stores are one value, members are counted by state, and requests by kind."""
+    """Rows of both stores are one sum. Members have a total per state, and requests one per kind."""
     world = World(tmp_path, operators=two_stores())
     report = world.batch(0, one(1))
     values = totals(readings(report, world.driver.facts()))
@@ -24,7 +24,7 @@ def test_open_labels_are_added_up_and_fixed_ones_are_in_the_name(tmp_path: Path)
 
 
 def test_the_largest_of_shares_and_times_counts() -> None:
-    """A sum of fill levels or lags in seconds means nothing."""
+    """The total of a ratio or of a lag in seconds is the maximum. A lag in records is a sum."""
     disk = METRIC_BY_NAME["riffle_local_disk_used_ratio"]
     lag = METRIC_BY_NAME["riffle_source_lag_seconds"]
     records = METRIC_BY_NAME["riffle_source_lag_records"]
@@ -44,12 +44,12 @@ def test_the_largest_of_shares_and_times_counts() -> None:
 
 
 def test_counters_without_labels_start_at_zero() -> None:
-    """Else the first failure would be no growth, and no alert would see it."""
+    """Counters without labels start at zero, so that an alert sees the first failure as growth."""
     values = totals(readings(None, DriverFacts(0)))
     counters = {metric.name for metric in METRICS if metric.kind == "counter" and not metric.labels}
     assert dict.fromkeys(counters, 0).items() <= values.items()
 
 
 def test_the_number_of_totals_is_bounded() -> None:
-    """Labels in names are those whose values the list enumerates."""
+    """The labels outside of names are those without a fixed list of values."""
     assert set(LABELS) - FIXED_LABELS == {"executor", "id", "partition", "reason", "store", "topic"}

@@ -1,4 +1,4 @@
-"""Numbers as the commands and the status page show them."""
+"""The commands and the status page show numbers with readable units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from riffle_spark.observe.units import show_bytes, show_count, show_duration, sh
     ],
 )
 def test_a_duration_has_one_or_two_units(seconds: float, shown: str) -> None:
-    """A duration is rounded to what its smaller unit can show, and is carried over to the next unit."""
+    """A duration is rounded to its smaller unit. A value that rounds up to the next unit is shown in that unit."""
     assert show_duration(seconds) == shown
 
 
@@ -41,12 +41,12 @@ def test_a_duration_has_one_or_two_units(seconds: float, shown: str) -> None:
     ],
 )
 def test_a_size_has_three_digits_and_a_binary_unit(size: int, shown: str) -> None:
-    """A size is shown in the largest unit of which it has about one."""
+    """A size is shown in its largest fitting binary unit with three digits."""
     assert show_bytes(size) == shown
 
 
 def test_counts_have_separators_and_small_rates_a_decimal() -> None:
-    """A number of things is exact, except a rate, which is rounded."""
+    """A count has separators and no decimals. A rate below ten has two significant digits."""
     shown = {0: "0", 1234: "1,234", 2.0: "2", 0.25: "0.25", 0.0003408: "0.00034", 8.86: "8.9", 1234.5: "1,234"}
     assert {number: show_count(number) for number in shown} == shown
 
@@ -57,7 +57,7 @@ def test_shares_are_percents() -> None:
 
 
 def test_times_are_in_utc_and_impossible_ones_are_numbers() -> None:
-    """A time outside the calendar is shown, and does not raise."""
+    """A time outside the calendar is shown as a number of milliseconds."""
     assert show_time(1_772_373_909_999) == "2026-03-01 14:05:09 UTC"
     assert show_time(-1) == "1969-12-31 23:59:59 UTC"
     assert show_time(2**60) == f"{2**60:,} ms"

@@ -45,10 +45,10 @@ def main(arguments: Sequence[str], folder: Path = PATCHES) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./run planted", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs, or packages such as spark/sinks; all without")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs, or packages such as spark/sinks (default: all)")
     parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="copies at a time (%(default)s)")
-    parser.add_argument("--schedules", type=_positive, default=0, help="play so many dst schedules, not the tests")
-    parser.add_argument("--seconds", type=_positive, default=SECONDS, help="at most for each bug (%(default)s)")
+    parser.add_argument("--schedules", type=_positive, default=0, help="play this many dst schedules, not the tests")
+    parser.add_argument("--seconds", type=_positive, default=SECONDS, help="time limit for each bug (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     return parser
 
@@ -77,7 +77,7 @@ def _to_json(outcome: Outcome) -> dict[str, object]:
 
 
 def _by_package(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
-    """Count, per package, the planted and the found bugs, and those found by tests that existed before planting."""
+    """Count the bugs per package: planted, found, and found by tests that are older than the bug."""
     packages: dict[str, dict[str, int]] = defaultdict(
         lambda: {"planted": 0, "found": 0, "before known": 0, "found before": 0}
     )

@@ -1,4 +1,4 @@
-"""Runs tests in copies of the checkout that have a bug planted each."""
+"""Run tests in copies of the checkout that have one planted bug each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)|\bseed[ :=]+(\d+)", re.MUL
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether a planted bug was found, and by which test or schedule first. ``error``: nothing is known about it."""
+    """The outcome of one planted bug: whether a test or schedule found it, and which one first.
+
+    ``error``: the tests could not be run, so it is unknown whether they find the bug.
+    """
 
     plant: Plant
     is_found: bool
@@ -51,7 +54,7 @@ class Outcome:
 
 
 def command_of(plants: Sequence[Plant], schedules: int = 0) -> list[tuple[str, ...]]:
-    """Return the commands for Python that run all tests of these plants. ``schedules``: play these instead."""
+    """Return the Python commands that run all tests of these plants, or ``schedules`` schedules instead."""
     tests = dict.fromkeys(test for plant in plants for test in plant.tests)
     if schedules or not tests:
         played = schedules or max(plant.schedules for plant in plants)
@@ -63,7 +66,7 @@ def command_of(plants: Sequence[Plant], schedules: int = 0) -> list[tuple[str, .
 def run_plants(
     plants: Sequence[Plant], processes: int, schedules: int = 0, seconds: float = SECONDS
 ) -> Iterator[Outcome]:
-    """Plant each bug in a copy of the checkout and run its tests there; yield the outcomes.
+    """Plant each bug in a copy of the checkout and run its tests there. Yield the outcomes.
 
     The tests also run once without a bug. Raises ``PlantError`` if they fail then, because they would find every bug.
     """
@@ -132,7 +135,7 @@ def _taken(copies: Queue[Path]) -> Iterator[Path]:
 
 @contextmanager
 def _planted_in(folder: Path, plant: Plant) -> Iterator[None]:
-    """Apply a patch for the length of the block."""
+    """Apply a patch on entry, and restore the files on exit."""
     originals = {folder / name: (folder / name).read_bytes() for name in plant.files}
     if refusal := apply_patch(plant, folder):
         raise PlantError(f"{plant.name} does not apply: {refusal}")
@@ -146,13 +149,13 @@ def _planted_in(folder: Path, plant: Plant) -> Iterator[None]:
 
 
 def _forget_compiled(sources: dict[Path, bytes]) -> None:
-    """Delete compiled modules: Python compares times of files in whole seconds."""
+    """Delete compiled modules, because Python compares file times in whole seconds."""
     for source in sources:
         shutil.rmtree(source.parent / "__pycache__", ignore_errors=True)
 
 
 def _run(folder: Path, command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder; end it if it takes too long."""
+    """Run Python in a folder. Kill it after these seconds."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONHASHSEED": "0"}
     with subprocess.Popen(
         [sys.executable, *command],

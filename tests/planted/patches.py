@@ -20,12 +20,12 @@ _CHANGED_FILE = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
 
 
 class PlantError(Exception):
-    """A patch, or a command that runs with it, is unusable: nothing is known about the bug."""
+    """A patch or its tests are unusable, so it is unknown whether tests find the bug."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """A planted bug. Pytest runs ``tests``; without any, ``schedules`` schedules of ``./run dst`` are played."""
+    """A planted bug. Pytest runs ``tests``. If there are none, ``./run dst`` runs ``schedules`` schedules."""
 
     name: str
     patch: Path
@@ -33,9 +33,9 @@ class Plant:
     tests: tuple[str, ...] = ()
     schedules: int = 0
     found_before: bool | None = None
-    """Whether tests found it that existed before it was planted. ``None``: not recorded."""
+    """Whether a test that is older than the bug found it. ``None``: not recorded."""
     missed: str = ""
-    """Why no test finds it. Empty: it is recorded as found."""
+    """Why no test finds the bug. Empty: tests find it."""
 
     @property
     def files(self) -> list[str]:
@@ -49,7 +49,7 @@ class Plant:
 
 
 def read_plants(folder: Path = PATCHES) -> list[Plant]:
-    """Read all patches below a folder, sorted by package and name. Raises ``PlantError`` for an unusable header."""
+    """Return the plants of all patches below a folder, by package and name. Raises ``PlantError`` for a bad header."""
     plants = [_read_plant(path) for path in sorted(folder.rglob("*.patch"))]
     names = [plant.name for plant in plants]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
@@ -58,8 +58,9 @@ def read_plants(folder: Path = PATCHES) -> list[Plant]:
 
 
 def select_plants(names: Sequence[str], folder: Path = PATCHES) -> list[Plant]:
-    """Return the plants with these names, or of these packages; all without a name. Raises ``PlantError`` for an
-    unknown name.
+    """Return the plants with these names or of these packages, or all without a name.
+
+    Raises ``PlantError`` for an unknown name.
     """
     plants = read_plants(folder)
     known_names = {name for plant in plants for name in (plant.name, plant.package)}
@@ -78,7 +79,7 @@ def check_patches_apply(plants: Sequence[Plant]) -> None:
 
 
 def apply_patch(plant: Plant, folder: Path, *options: str) -> str:
-    """Apply a patch to a folder with ``git apply``, also outside of a repository; return git's message if it fails."""
+    """Apply a patch to a folder with ``git apply``. Return git's message if it fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment["GIT_CEILING_DIRECTORIES"] = str(folder.parent)
     command = ["git", "apply", *options, str(plant.patch)]

@@ -1,4 +1,4 @@
-"""Planted bugs apply to the code, and each says what goes wrong."""
+"""Each planted bug applies to the code and describes its effect."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tests.planted.patches import check_patches_apply, read_plants
 
 
 def test_every_planted_bug_applies() -> None:
-    """Whoever changes the code under a patch changes the patch with it."""
+    """Every patch applies to the current code."""
     check_patches_apply(read_plants())
 
 
 def test_every_planted_bug_says_what_goes_wrong() -> None:
-    """In one sentence."""
+    """The description of every planted bug is a sentence."""
     plants = read_plants()
     assert len(plants) >= 100
     assert [

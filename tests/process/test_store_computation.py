@@ -1,4 +1,4 @@
-"""Users' computations on their stores: each kind is recognised by its methods and calls the slot accordingly."""
+"""The methods of a computation decide how the slot calls it and which columns its store has."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ VARIABLES = (Variable("seen", "list", N),)
 
 
 class OwnBlock:
-    """A user's block, which has no base class of ours."""
+    """A user's block without a base class of riffle_spark."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare one column of state."""
         return Declared(N, pa.schema([*key, *rows]), columns=None, per_key_group=False)
 
     def __call__(self, batch: Batch) -> Update:
-        """Compute nothing."""
+        """Raise an error, because the test never calls it."""
         raise NotImplementedError
 
 
@@ -42,10 +42,10 @@ class OwnVariables:
 
 
 class OwnProcessor(OwnVariables):
-    """A processor's computation."""
+    """A computation that runs a processor."""
 
     def make_processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """Raise the arguments."""
+        """Raise an error with the arguments."""
         raise LookupError(schema, times, where)
 
 
@@ -53,12 +53,12 @@ class OwnElements(OwnVariables):
     """A computation on elements."""
 
     def over_elements(self, batch: ElementBatch) -> ElementUpdate:
-        """Compute nothing."""
+        """Raise an error, because the test never calls it."""
         raise NotImplementedError
 
 
 class EchoSlot:
-    """A slot that returns the method and its arguments."""
+    """A slot that returns the name of the called method and its arguments."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: (name, *arguments)
@@ -69,7 +69,7 @@ class EchoSlot:
     [(OwnBlock(), "over_tables"), (aggregate(rows=count()), "over_tables"), (OwnElements(), "over_elements")],
 )
 def test_blocks_and_elements_are_called_with_their_columns(compute: Computation, method: str) -> None:
-    """Blocks keep plain columns and elements variables. Neither uses initial state."""
+    """Blocks store plain columns, and computations on elements store variables. Neither takes initial state."""
     declared = compute.declare(KEY, KEY)
     computation = StoreComputation(compute)
     schema = computation.schema("s", KEY, declared)
@@ -80,7 +80,7 @@ def test_blocks_and_elements_are_called_with_their_columns(compute: Computation,
 
 
 def test_a_processor_gets_the_columns_of_its_store() -> None:
-    """It keeps variables, and uses initial state."""
+    """A processor stores variables and takes initial state."""
     compute = OwnProcessor()
     computation = StoreComputation(compute)
     schema = computation.schema("s", KEY, compute.declare(KEY, KEY))

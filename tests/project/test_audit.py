@@ -1,4 +1,4 @@
-"""What is pinned, and what an audit of it may be taken for."""
+"""All dependencies are pinned with hashes, and every installation checks the hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL = re.compile(r"pip_install |-m pip install ")
 
 @pytest.mark.parametrize("name", LOCKED)
 def test_every_package_has_one_version_and_its_hashes(name: str) -> None:
-    """A lock file has no range, no URL and no option, and hashes for each package."""
+    """A lock file has one version and hashes per package, and no range, URL or option."""
     text = re.sub(r"^#.*\n", "", (CHECKOUT / "requirements" / name).read_text(), flags=re.MULTILINE)
     packages = text.replace("\\\n", " ").splitlines()
     assert packages
@@ -24,8 +24,9 @@ def test_every_package_has_one_version_and_its_hashes(name: str) -> None:
 
 
 def test_every_install_looks_at_hashes() -> None:
-    """Each ``pip install`` of the script checks hashes, but for that of the checkout itself, which builds with what is
-    installed already.
+    """Each ``pip install`` of the script checks hashes, except the one of the checkout itself.
+
+    The checkout is built with packages that are already installed.
     """
     lines = (CHECKOUT / "run").read_text().replace("\\\n", " ").splitlines()
     installs = [line for line in lines if INSTALL.search(line) and '"$@"' not in line]
@@ -40,7 +41,7 @@ def test_every_install_looks_at_hashes() -> None:
 @pytest.mark.parametrize("lock", ["python310.txt", "python311.txt"])
 @pytest.mark.parametrize("spark", ["", "3.5.9", "4.3.0"])
 def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
-    """The packages in the file of a Spark replace those of the lock. An unknown Spark is refused."""
+    """The packages in the file of a Spark version replace those of the lock. An unknown version is refused."""
     script = (CHECKOUT / "run").read_text()
     functions = re.findall(
         r"^(?:locked|pinned_spark|pinned_versions|fail|say)\(\) \{.*?^\}$|^say\(\).*$", script, re.M | re.S
@@ -62,11 +63,11 @@ def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
 
 
 def versions_in(text: str) -> dict[str, str]:
-    """Return the versions by package of a lock file's text."""
+    """Return the version per package of a lock file's text."""
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.M))
 
 
 def printed(lines: list[str]) -> str:
-    """Return what bash prints for these lines, which run below the checkout."""
+    """Return the output of bash for these lines, run in the checkout."""
     text = "\n".join(["set -euo pipefail", *lines])
     return subprocess.run(["bash", "-c", text], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout

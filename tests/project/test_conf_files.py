@@ -1,4 +1,4 @@
-"""The files in conf/ say what is so."""
+"""The files in conf/ are valid and complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTING = re.compile(r"^# (?=[a-z0-9_]+ = )", re.MULTILINE)
 
 
 def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> None:
-    """With every line uncommented, conf/riffle.toml has all settings, each at its default unless that is not set."""
+    """With every line uncommented, conf/riffle.toml has each setting with its default, unless that is not set."""
     written = tmp_path / "riffle.toml"
     written.write_text(SETTING.sub("", (CONF / "riffle.toml").read_text()))
     shown = read_toml(written)
@@ -26,12 +26,12 @@ def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.toml")), ids=lambda path: path.name)
 def test_every_file_can_be_used_as_it_is(path: Path) -> None:
-    """Each file is accepted, and leaves the root to the job."""
+    """Each file is accepted and sets no root."""
     assert from_sources(toml=path).root is None
 
 
 def test_the_docs_name_two_users_of_each_setting() -> None:
-    """A setting without users should be a constant."""
+    """The docs name two different users of each setting. A setting without users should be a constant."""
     page = (CHECKOUT / "docs" / "configuration.md").read_text()
     section = page.partition("## Who changes a setting, and when\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)

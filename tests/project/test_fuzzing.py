@@ -1,4 +1,4 @@
-"""``./run fuzz`` reports each fault of a decoder, and covers all files that read data from outside."""
+"""``./run fuzz`` reports each fault of a decoder, and has a decoder for every file that reads external data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.fuzz.readers import READERS, READS
 
 
 def decode_digit(data: bytes) -> None:
-    """Refuse even numbers; misbehave for 3, 5 and 7."""
+    """Refuse even numbers. For 3, 5 and 7 raise a foreign error, exit, or never return."""
     if int(data) % 2 == 0:
         raise ConfigError("even", remedy="none", where="here")
     if data == b"3":
@@ -29,14 +29,14 @@ def decode_digit(data: bytes) -> None:
 
 
 def feed_numbers(judge: fuzz.Judge, _: fuzz.Seeds) -> None:
-    """Feed the numbers of the inputs."""
+    """Feed the given numbers to the decoder."""
     for number in judge.numbers:
         judge(b"%d" % number)
 
 
 def test_each_fault_of_a_decoder_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign error, the end of the process, and a decoder that does not return. The other inputs are tried, too."""
-    monkeypatch.setattr(fuzz, "HANG_SECONDS", 1.0)  # of the processor's time, so load does not matter
+    """A foreign error, the end of the process and a hang are findings. The other inputs are still tried."""
+    monkeypatch.setattr(fuzz, "HANG_SECONDS", 1.0)  # seconds of CPU, so the load of the machine does not matter
     decoder = Decoder("digits", decode_digit, list)
     outcome = fuzz.fuzzed(decoder, {"digits": []}, 12, 1, feed_numbers)
     assert outcome.kept_inputs == [b"3", b"5", b"7"]
@@ -50,12 +50,12 @@ CHECKSUMS = {
     "encrypted part": r"(?=.{16}\Z)",
     "packed scenario": r"(?=.{8}$)",
 }
-"""Where each has one: after this."""
+"""A pattern per encoding. The checksum follows the match."""
 
 
 @pytest.mark.parametrize("name", CHECKSUMS)
 def test_a_sealed_encoding_is_believed(name: str) -> None:
-    """A real encoding whose checksum is made wrong, and then sealed, is read as what it was."""
+    """A sealed encoding is accepted: after its wrong checksum is replaced, it decodes as the original."""
     decoder = DECODERS[name]
     for data in decoder.seeds():
         match = re.search(CHECKSUMS[name].encode(), data, re.DOTALL)
@@ -67,7 +67,7 @@ def test_a_sealed_encoding_is_believed(name: str) -> None:
 
 
 def read(decoder: Decoder, data: bytes) -> object:
-    """Return what a decoder makes of it, or its refusal."""
+    """Return the decoded value of the data, or the error's text."""
     try:
         return decoder.decode(data)
     except RiffleError as refused:
@@ -75,7 +75,7 @@ def read(decoder: Decoder, data: bytes) -> object:
 
 
 def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> None:
-    """Whoever adds one comes by here; nobody adds a decoder of nothing."""
+    """Each file that reads external data has a decoder or a reason, and each decoder is used."""
     package = CHECKOUT / "riffle_spark"
     files = {
         str(path.relative_to(package).with_suffix(""))
@@ -90,7 +90,7 @@ def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> Non
 def test_values_that_do_not_come_back_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With ``--values`` generated columns are sealed and read. Validation that looks at text fails on some of them."""
+    """``--values`` generates columns, seals and reads them. A column that cannot be read is reported."""
     assert fuzz.main(["--values", "--inputs", "60", "--seed", "3", "--json"]) == 0
     parsed = json.loads(capsys.readouterr().out)
     assert (parsed["examples"], parsed["findings"]) == (60, [])

@@ -1,4 +1,4 @@
-"""Each import contract is violated once in a copy of the package, and the tool reports it."""
+"""A copy of the package violates each import contract once, and the tool reports each violation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JVM = re.compile(r"_(j[a-z]\w*|gateway|fqn|sc)\Z")
 _OBJECT = re.compile(r"^/?(log|delta|snapshot)/|key_group=")
 _WORD = re.compile(r"[\w$-]+")
 _CALLED = re.compile(r"[a-z]+[A-Z]\w*|[A-Z][a-z]\w*|[A-Z]+\Z")
-"""How the JVM's methods and classes are written; ours are not."""
+"""The style of names of JVM methods and classes. Names of riffle_spark have another style."""
 
 
 ONE_WAY = "Imports run one way"
@@ -46,22 +46,22 @@ class Breach(NamedTuple):
     contract: str
     file: str
     lines: str
-    told: str
+    report: str
 
 
 def _imports(contract: str, file: str, module: str) -> Breach:
-    """Return a forbidden import. The tool names both modules."""
+    """Return a breach by a forbidden import. The report names both modules."""
     report = f"{PACKAGE}.{file.replace('/', '.')} -> {module} (l.{{}})"
     return Breach(contract, file, f"import {module}", report)
 
 
 def _calls(file: str, lines: str, name: str) -> Breach:
-    """Return a forbidden call."""
+    """Return a breach by a forbidden call."""
     return Breach(CALLS, file, lines, f"{PACKAGE}/{file}.py:{{}}:{{}}: TID251 `{name}` is banned")
 
 
 def _data_flow(file: str, lines: str, report: str) -> Breach:
-    """Return a violation that only this test finds."""
+    """Return a breach that only this test finds."""
     return Breach(DATA_FLOW, file, lines, f"{PACKAGE}/{file}.py:{{}} {report}")
 
 
@@ -86,8 +86,8 @@ BREACHES = [
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The report of each tool on a copy of the package with all violations."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Return the report of each tool on a copy of the package with all violations."""
     copy = tmp_path_factory.mktemp("contracts")
     shutil.copytree(CHECKOUT / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml"):
@@ -103,7 +103,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 def _run_tool(folder: Path, tool: str, *arguments: str) -> str:
-    """Return the output of a tool of this environment. It must report violations."""
+    """Return the output of a tool of this environment, which must report violations."""
     command = [str(Path(sys.executable).with_name(tool)), *arguments]
     environment = {**os.environ, "COLUMNS": "400"}
     done = subprocess.run(
@@ -114,13 +114,13 @@ def _run_tool(folder: Path, tool: str, *arguments: str) -> str:
 
 
 def _by_contract(report: str) -> dict[str, str]:
-    """Split the report of import-linter by the underlined contract names."""
+    """Split the report of import-linter by contract."""
     parts = re.split(r"^(\S.*)\n-+\n", report.partition("Broken contracts")[2], flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def breaches_below(folder: Path) -> list[str]:
-    """Name each place of a package that reaches for an inner part of Spark and is not listed, or names an object."""
+    """Return each place of a package that uses an unlisted private part of Spark or contains an object's name."""
     problems = list[str]()
     words = listed()
     page = set(_words(INTERNALS.read_text()))
@@ -136,7 +136,7 @@ def breaches_below(folder: Path) -> list[str]:
 
 
 def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield each private part of Spark that is reached: an attribute of the JVM's, or a function of PySpark's."""
+    """Yield each use of a private part of Spark: an attribute of the JVM, or a private function of PySpark."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=value, attr=attr) if not (isinstance(value, ast.Name) and value.id == "self"):
@@ -149,14 +149,14 @@ def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _called(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield what is written as the JVM's methods and classes are, and no name of a level of logging."""
+    """Yield names in the style of JVM methods and classes, except log levels."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _CALLED.match(node.attr) and ast.unparse(node.value) != "logging":
             yield node.lineno, node.attr
 
 
 def _names_objects(tree: ast.AST) -> Iterator[int]:
-    """Yield the line of each text, but docstrings, that holds a part of an object's name."""
+    """Yield the line of each text, except docstrings, that contains a part of an object's name."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
@@ -165,7 +165,7 @@ def _names_objects(tree: ast.AST) -> Iterator[int]:
 
 
 def listed() -> dict[str, frozenset[str]]:
-    """Return the words that the page has of Spark's inner parts, by the file that uses them."""
+    """Return the words of the page on Spark's private parts, by the file that uses them."""
     words: dict[str, frozenset[str]] = {}
     for cells in table_rows(INTERNALS):
         if len(cells) == 5 and cells[1].startswith("`"):
@@ -179,18 +179,18 @@ def _words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: f"{breach.contract}: {breach.file}")
-def test_a_planted_breach_is_found(breach: Breach, told: Mapping[str, str]) -> None:
-    """The tool names the contract, the file and the violation."""
-    assert re.search(re.escape(breach.told).replace(r"\{\}", r"\d+"), told[breach.contract])
+def test_a_planted_breach_is_found(breach: Breach, reports: Mapping[str, str]) -> None:
+    """The report names the contract, the file and the violation."""
+    assert re.search(re.escape(breach.report).replace(r"\{\}", r"\d+"), reports[breach.contract])
 
 
 def test_the_package_has_no_violation_that_no_linter_finds() -> None:
-    """Spark's JVM and private functions are reached where the page says and as it says; one file makes object names."""
+    """Spark's private parts are used only where the page lists them. Only one file contains object names."""
     assert breaches_below(CHECKOUT) == []
 
 
 def test_the_page_of_sparks_inner_parts_lists_nothing_that_is_not_used() -> None:
-    """Each word of a row stands in the row's file."""
+    """Each word of a row on the page occurs in the row's file."""
     for file, words in listed().items():
         text = (CHECKOUT / file).read_text()
         assert sorted(word for word in words if word not in text) == [], file

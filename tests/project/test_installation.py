@@ -1,4 +1,4 @@
-"""The built wheel in an environment without anything else: each extra brings what the documentation says it is for."""
+"""The built wheel works in an empty environment, and each extra enables its documented feature."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CONFTEST = 'pytest_plugins = ["riffle_spark.testing.fixtures"]\n'
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what leads to another Spark, Python or checkout."""
+    """Return the environment of this process without variables that point to another Spark, Python or checkout."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))
     }
@@ -83,7 +83,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def call(*arguments: object, cwd: Path, bin_folder: Path | None = None) -> str:
-    """Run a program in a clean environment, with a folder first on its path; return its output."""
+    """Run a program in a clean environment with this folder first on its path. Return its output."""
     environment = clean_environment()
     if bin_folder is not None:
         environment["PATH"] = f"{bin_folder}{os.pathsep}{environment['PATH']}"
@@ -96,7 +96,7 @@ def call(*arguments: object, cwd: Path, bin_folder: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel as the documentation says, from a copy that has no build folder of earlier times."""
+    """Build the wheel as documented, from a copy without earlier build folders."""
     source = tmp_path_factory.mktemp("source")
     for name in MADE_OF:
         if (CHECKOUT / name).is_dir():
@@ -110,7 +110,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installed(wheel: Path, tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Make an environment with nothing but the wheel and some extras; return the folder of its programs.
+    """Return a function that creates an environment with the wheel and some extras, and returns its folder of programs.
 
     The environment is removed after the test: pytest keeps folders, and each has Spark's 450 MB.
     """
@@ -118,7 +118,7 @@ def installed(wheel: Path, tmp_path: Path) -> Iterator[Callable[..., Path]]:
     def install(extras: str, python: str = sys.executable, *versions: str) -> Path:
         call(python, "-m", "venv", tmp_path / "environment", cwd=tmp_path)
         programs = tmp_path / "environment" / "bin"
-        # Packing Spark into a compressed wheel takes longer than everything else.
+        # A compressed wheel of Spark would take longer than everything else.
         stored = "--config-settings=--build-option=--compression=stored"
         call(programs / "python", "-m", "pip", "install", "-q", stored, f"{wheel}[{extras}]", *versions, cwd=tmp_path)
         return programs
@@ -128,7 +128,7 @@ def installed(wheel: Path, tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 def run_code(programs: Path, code: str, folder: Path) -> str:
-    """Run code by an environment's Python, which is activated as the README says."""
+    """Run code with the Python of an environment, activated as in the README."""
     return call(programs / "python", "-c", code, cwd=folder, bin_folder=programs)
 
 
@@ -142,7 +142,7 @@ def run_examples(programs: Path, folder: Path, pages: Sequence[str] = PAGES) -> 
 
 
 def test_spark(installed: Callable[..., Path], tmp_path: Path) -> None:
-    """With the extra ``spark`` the documented first queries run."""
+    """With the extra ``spark`` the first documented queries run."""
     run_examples(installed("spark"), tmp_path)
 
 
@@ -151,14 +151,14 @@ def test_spark(installed: Callable[..., Path], tmp_path: Path) -> None:
 def test_the_first_query_on_each_python_and_spark(
     installed: Callable[..., Path], tmp_path: Path, version: str, spark: str
 ) -> None:
-    """The README's query runs on every pair that Spark supports. Another pair is refused with the reason."""
+    """The README's query runs with every pair of Python and Spark that Spark supports. Other pairs are refused."""
     python = find_python(version)
     if python is None:
         pytest.skip(f"this machine has no Python {version}")
     major, minor = map(int, spark.split(".")[:2])
     refused = python_problem((major, minor), tuple(map(int, version.split("."))), has_setuptools=True)
     if (major, minor) >= (4, 3) and refused:
-        with pytest.raises(AssertionError, match="Requires-Python"):  # PySpark's own metadata refuses the pair
+        with pytest.raises(AssertionError, match="Requires-Python"):  # PySpark's metadata refuses the pair
             installed("spark", python, f"pyspark=={spark}")
         return
     programs = installed("spark", python, f"pyspark=={spark}")
@@ -170,17 +170,17 @@ def test_the_first_query_on_each_python_and_spark(
 
 
 def test_sketches(installed: Callable[..., Path], tmp_path: Path) -> None:
-    """With ``sketches`` a query counts distinct values by sketches."""
+    """With the extra ``sketches`` a query counts distinct values by sketches."""
     run_code(installed("spark,sketches"), SKETCHES, tmp_path)
 
 
 def test_encryption(installed: Callable[..., Path], tmp_path: Path) -> None:
-    """With ``encryption`` the state is encrypted."""
+    """With the extra ``encryption`` state can be encrypted."""
     run_code(installed("spark,encryption"), ENCRYPTION, tmp_path)
 
 
 def test_testing(installed: Callable[..., Path], tmp_path: Path) -> None:
-    """With ``testing`` the page's test runs with the page's fixtures."""
+    """With the extra ``testing`` the page's test runs with the page's fixtures."""
     page = CHECKOUT / "docs" / "testing.md"
     operator = next(block.code for block in blocks(page) if block.info == "python runnable")
     tests = next(block.code for block in blocks(page) if block.code.startswith("def test_totals"))
@@ -192,7 +192,7 @@ def test_testing(installed: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_racks(installed: Callable[..., Path], tmp_path: Path) -> None:
-    """With ``racks`` an assignment follows the racks that rows come from, without PySpark."""
+    """With the extra ``racks`` an assignment uses the racks of the source, without PySpark."""
     (tmp_path / "world.json").write_text(json.dumps(RACKS))
     played = call(installed("racks") / "riffle", "simulate", "world.json", "--policy", "riffle", cwd=tmp_path)
     assert "racks: 4 members, 8 tasks" in played

@@ -1,4 +1,4 @@
-"""The package's metadata: the requirements of each extra, and the installation commands of the docs and messages."""
+"""The package's metadata has the requirements of each extra, and docs and messages have valid install commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_SPARK = ("delta-spark",)
 """Packages of Spark's own connectors, in the version that fits the installed Spark."""
 NEWEST_UNSUPPORTED_PANDAS = Version("3.0.0")
 LOCAL_SERVER = "moto[server]"
-"""The S3 server of the project's own environment, which a page starts for a first try."""
+"""The S3 server of the project's environment, which a page uses for a first try."""
 
 
 def options() -> configparser.ConfigParser:
@@ -36,13 +36,13 @@ def options() -> configparser.ConfigParser:
 
 
 def requirements(text: str) -> dict[str, Requirement]:
-    """Parse one requirement a line, by name."""
+    """Return the requirements of a text with one per line, by name."""
     parsed = [Requirement(line) for line in text.splitlines() if line.strip()]
     return {canonicalize_name(requirement_.name): requirement_ for requirement_ in parsed}
 
 
 def of_extra(extra: str) -> dict[str, Requirement]:
-    """Return what an installation with an extra requires, the extra's own requirements first."""
+    """Return the requirements of an installation with an extra. The extra's override the common ones."""
     setup = options()
     return {
         **requirements(setup["options"]["install_requires"]),
@@ -51,7 +51,7 @@ def of_extra(extra: str) -> dict[str, Requirement]:
 
 
 def lower_bound(requirement: Requirement) -> Version:
-    """Return the least version that a requirement allows."""
+    """Return the lowest version that a requirement allows."""
     (least,) = (Version(specifier.version) for specifier in requirement.specifier if specifier.operator in (">=", "=="))
     return least
 
@@ -62,7 +62,7 @@ def lower_bound(requirement: Requirement) -> Version:
     ["pandas", "pyarrow", pytest.param("numpy", marks=pytest.mark.needs_spark4("demand of a version of numpy"))],
 )
 def test_the_spark_extra_installs_what_pyspark_demands(package: str) -> None:
-    """PySpark checks these packages when a query starts; its own metadata does not require them."""
+    """The extra `spark` requires the package versions that PySpark demands when a query starts."""
     source = inspect.getsource(getattr(pyspark_demands, f"require_minimum_{package}_version"))
     (minimum,) = re.findall(rf'minimum_{package}_version = "([\d.]+)"', source)
     required = of_extra("spark")
@@ -71,12 +71,12 @@ def test_the_spark_extra_installs_what_pyspark_demands(package: str) -> None:
 
 
 def test_the_spark_extra_excludes_pandas_3() -> None:
-    """The newest pandas is not one that these versions of PySpark support."""
+    """The extra `spark` excludes pandas 3, which these versions of PySpark do not support."""
     assert NEWEST_UNSUPPORTED_PANDAS not in of_extra("spark")["pandas"].specifier
 
 
 def installations() -> list[tuple[str, str]]:
-    """Return each argument of each documented ``pip install``, with its place."""
+    """Return each argument of each documented ``pip install`` with its file."""
     pages = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "riffle_spark").rglob("*.py")]
     wrong = []
     for page in sorted(set(pages) - {CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"}):
@@ -86,7 +86,7 @@ def installations() -> list[tuple[str, str]]:
 
 
 def is_possible(argument: str) -> bool:
-    """Tell whether pip can install an argument today: this checkout, its wheel, or a package that is required here."""
+    """Return whether pip can install an argument: this checkout, its wheel, or a requirement of this package."""
     if argument in OF_SPARK:
         return True
     if argument == LOCAL_SERVER:
@@ -105,31 +105,31 @@ def is_possible(argument: str) -> bool:
 
 
 def test_each_documented_installation_is_possible_today() -> None:
-    """No page and no remedy names a package that does not exist, an unknown extra or another version than setup.cfg."""
+    """Docs and remedies name only existing packages and extras, with the versions of setup.cfg."""
     commands = installations()
     assert len(commands) > 8
     assert [f"{place}: {argument}" for place, argument in commands if not is_possible(argument)] == []
 
 
 def test_the_requirements_of_messages_are_those_of_the_package() -> None:
-    """What an error tells to install on executors is what setup.cfg requires."""
+    """The packages that an error asks to install on executors are requirements in setup.cfg."""
     assert set(REQUIREMENTS) >= {"pyarrow", "numpy", "xxhash", "boto3"}
     assert [requirement for requirement in REQUIREMENTS.values() if not is_possible(requirement)] == []
 
 
 @pytest.mark.parametrize("argument", ["riffle-spark", "riffle-spark[racks]", ".[rack]", "scipy>=1.2", "leftpad>=1"])
 def test_an_impossible_installation_is_noticed(argument: str) -> None:
-    """The rule of the test above, on arguments that pip would refuse or that would not help."""
+    """An argument that pip would refuse, or with another version than setup.cfg, is reported."""
     assert not is_possible(argument)
 
 
 def test_the_version_has_one_value() -> None:
-    """The package and its metadata agree."""
+    """The package and its metadata have the same version."""
     assert options()["metadata"]["version"] == riffle_spark.__version__
 
 
 def test_the_metadata_names_each_supported_python() -> None:
-    """As ``./run`` and the documentation do."""
+    """The metadata, ``./run`` and the documentation name the same versions of Python."""
     classifiers = options()["metadata"]["classifiers"].split("\n")
     pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(classifiers))
     assert pythons == [".".join(map(str, version)) for version in supported_pythons()]
@@ -138,13 +138,13 @@ def test_the_metadata_names_each_supported_python() -> None:
 
 
 def supported_pythons() -> list[tuple[int, int]]:
-    """Return the versions from the oldest to the newest that `riffle doctor` accepts."""
+    """Return all versions that `riffle doctor` accepts, oldest first."""
     (major, oldest), (_, newest) = OLDEST_PYTHON, NEWEST_PYTHON
     return [(major, minor) for minor in range(oldest, newest + 1)]
 
 
 def test_links_of_the_readme_work_where_the_package_is_shown() -> None:
-    """With a public address the links are absolute. Without one they are relative, and RELEASE.md has the step."""
+    """With a public address the links of the README are absolute. Without one, RELEASE.md describes that step."""
     relative = [link for link in links(CHECKOUT / "README.md") if "://" not in link and not link.startswith("#")]
     has_address = "project_urls" in options()["metadata"]
     assert bool(relative) != has_address

@@ -26,7 +26,7 @@ Packages = Mapping[str, set[str]]
 
 
 def sources(*folders: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each file's path, its package, which is the folder below the first one, and its text."""
+    """Yield path, package and text of each file. The package is the path below the first folder."""
     for folder in folders:
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             inside = path.relative_to(CHECKOUT)
@@ -34,7 +34,7 @@ def sources(*folders: str) -> Iterator[tuple[str, str, str]]:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """Return the private names that a file defines or assigns, attributes being those of its own classes."""
+    """Return the private names that a file defines or assigns, including attributes of its own classes."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -47,7 +47,7 @@ def defined(tree: ast.Module) -> set[str]:
 
 
 def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
-    """Yield line and name of what may be a private part of another file, with its package where an import says it."""
+    """Yield line, name and, for an import, package of each name that may be private in another file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
@@ -62,7 +62,7 @@ def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
 
 
 def breaches(text: str, package: str, packages: Packages) -> list[str]:
-    """Return what a test's file names of other packages without saying why, and what it says why for nothing."""
+    """Return private names of other packages that a test uses without a reason, and reasons without such a name."""
     if not _may_have_breaches(text, packages):
         return []
     tree = ast.parse(text)
@@ -82,13 +82,13 @@ def breaches(text: str, package: str, packages: Packages) -> list[str]:
 
 
 def _may_have_breaches(text: str, packages: Packages) -> bool:
-    """Return whether a text may name private parts or give a reason. Parsing it takes much longer."""
+    """Return whether a text may use private names or give a reason. This avoids parsing most files."""
     names = set(PRIVATE_WORD.findall(text))
     return ON_THE_LINE in text or not packages.keys().isdisjoint(names) or IMPORTED.search(text) is not None
 
 
 def _is_own(package: str, other_package: str) -> bool:
-    """Tell whether a product's package is a test's own, or below it; those who share helpers have none."""
+    """Return whether a package of the product is the test's own or below it. Shared helpers have none."""
     return other_package == package or (package != "" and other_package.startswith(f"{package}/"))
 
 
@@ -107,7 +107,7 @@ def _comments(text: str) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def packages() -> Packages:
-    """Where the private names of the product are defined."""
+    """Return the packages that define each private name of the product."""
     packages_by_name: dict[str, set[str]] = defaultdict(set)
     for _, package, text in sources("riffle_spark", "apps"):
         for name in defined(ast.parse(text)):
@@ -116,7 +116,7 @@ def packages() -> Packages:
 
 
 def test_private_parts_of_other_packages_are_named_with_a_reason(packages: Packages) -> None:
-    """In the tests and benchmarks of today."""
+    """Tests and benchmarks use private names of other packages only with a reason."""
     found_breaches = {path: breaches(text, package, packages) for path, package, text in sources("tests", "benchmarks")}
     assert {path: lines for path, lines in found_breaches.items() if lines} == {}
 
@@ -142,5 +142,5 @@ def test_private_parts_of_other_packages_are_named_with_a_reason(packages: Packa
     ],
 )
 def test_a_private_part_of_another_package_is_found(package: str, line: str, is_found: bool) -> None:
-    """By import, as an attribute, as a patch; not in one's own package, of another library, or with a reason."""
+    """An import, attribute or patch of a private name is found, unless it is the test's, a library's, or explained."""
     assert bool(breaches(line + "\n", package, {"_tail": {"state/log"}})) == is_found

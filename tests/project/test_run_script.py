@@ -1,4 +1,4 @@
-"""The script that everything starts from explains itself."""
+"""The script ``./run`` explains its subcommands and reports progress."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SUBCOMMANDS = ("help", "setup", "demo", "test", "nightly", "dst", "planted", "ch
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call it from elsewhere, which must not matter."""
+    """Run the script from another folder, which must not matter."""
     return subprocess.run([str(RUN), *arguments], capture_output=True, text=True, timeout=30, cwd="/", check=False)
 
 
 def test_help_names_every_subcommand() -> None:
-    """Help is printed on request and without arguments."""
+    """The help names every subcommand, also if the script is called without arguments."""
     for arguments in (["help"], ["--help"], []):
         answer = run(*arguments)
         assert answer.returncode == 0
@@ -31,7 +31,7 @@ def test_help_names_every_subcommand() -> None:
 
 
 def test_what_it_does_not_know_is_an_error() -> None:
-    """An unknown subcommand, benchmark or option exits non-zero and says what is known."""
+    """An unknown subcommand, benchmark or option is an error."""
     assert "./run setup" in run("no-such-thing").stderr
     for arguments in (["no-such-thing"], ["bench", "no-such-bench"], ["setup", "--sprak"], ["nightly", "--now"]):
         assert run(*arguments).returncode == 1
@@ -40,9 +40,7 @@ def test_what_it_does_not_know_is_an_error() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_setting_up_a_fresh_machine_is_not_silent(tmp_path: Path) -> None:
-    """Where nothing is installed and nothing was downloaded before, something is said within two seconds, and then at
-    least every ten until all is ready.
-    """
+    """On a fresh machine, `./run setup` prints its first line within two seconds, and then one every ten seconds."""
     fresh = tmp_path / "fresh"
     caches = tmp_path / "caches"
     shutil.copytree(RUN.parent, fresh, ignore=shutil.ignore_patterns(".*cache*", ".venv*", ".git", "*.egg-info"))

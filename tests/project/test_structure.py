@@ -8,6 +8,6 @@ from tests.structure.product import read_product
 
 
 def test_the_drawn_graph_is_up_to_date() -> None:
-    """The picture in the architecture page is what the command draws."""
+    """The graph in the architecture page is the one that `./run structure --draw` draws."""
     page = (CHECKOUT / "docs" / "architecture.md").read_text()
     assert replace_graph(page, draw_graph(read_product(CHECKOUT))) == page

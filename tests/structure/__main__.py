@@ -1,4 +1,4 @@
-"""``./run structure``: measure the structure of the product; ``--draw`` draws the import graph into the docs."""
+"""``./run structure``: measure the structure of the product. ``--draw`` draws the import graph into the docs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _cycles(name: str, graph: dict[str, set[str]]) -> Figure:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the figures and what exceeds a limit; return the number of exceeded limits."""
+    """Print the figures and the places that exceed a limit. Return the number of exceeded limits."""
     if "--draw" in arguments:
         page = CHECKOUT / PAGE
         page.write_text(replace_graph(page.read_text(), draw_graph(read_product(CHECKOUT))))

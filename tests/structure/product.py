@@ -1,4 +1,4 @@
-"""The product's modules and what they import, read from their source."""
+"""The modules of the product and their imports, read from the source."""
 
 from __future__ import annotations
 

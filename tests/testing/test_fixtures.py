@@ -1,4 +1,4 @@
-"""The fixtures in runs of pytest of their own: what they give, what they leave, and that nobody gets them unasked."""
+"""The pytest fixtures of riffle_spark.testing give harnesses, roots and sessions, and clean up after each test."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_it(riffle_spark_session):
 
 
 def run(pytester: pytest.Pytester, conftest: str, test: str) -> pytest.RunResult:
-    """Run a test in a process of its own."""
+    """Run a test with pytest in a separate process."""
     pytester.makeconftest(conftest)
     pytester.makepyfile(test)
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:randomly")
@@ -79,7 +79,7 @@ def run(pytester: pytest.Pytester, conftest: str, test: str) -> pytest.RunResult
 
 @pytest.mark.long
 def test_harnesses_are_closed_when_their_test_ends(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a test made, whether it passes or fails."""
+    """All harnesses of a test are closed, whether it passes or fails."""
     folder = pytester.mkdir("temporary")
     monkeypatch.setenv("TMPDIR", str(folder))
     run(pytester, ASKED, MAKES_TWO).assert_outcomes(passed=1, failed=1)
@@ -87,12 +87,12 @@ def test_harnesses_are_closed_when_their_test_ends(pytester: pytest.Pytester, mo
 
 
 def test_every_test_has_a_root_of_its_own(pytester: pytest.Pytester) -> None:
-    """Empty, below the test's own folder, with a local folder beside it."""
+    """Each test gets an empty root and a local folder below its own temporary folder."""
     run(pytester, ASKED, OWN_ROOTS).assert_outcomes(passed=2)
 
 
 def test_the_kit_does_not_need_pytest() -> None:
-    """Only the module of the fixtures imports it."""
+    """riffle_spark.testing can be imported without pytest. Only the fixtures import it."""
     code = "import sys; sys.modules['pytest'] = None; from riffle_spark.testing import Harness; print(Harness.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "Harness\n"
@@ -101,7 +101,7 @@ def test_the_kit_does_not_need_pytest() -> None:
 @pytest.mark.spark
 @pytest.mark.long
 def test_a_query_runs_in_the_session_with_the_root(pytester: pytest.Pytester) -> None:
-    """The fixture starts a session that is configured for placement."""
+    """A query runs in the session of the fixture with the root of the fixture."""
     run(pytester, ASKED, STREAMS).assert_outcomes(passed=1)
 
 

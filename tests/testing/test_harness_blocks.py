@@ -1,4 +1,4 @@
-"""A harness of a block: aggregates and functions on Arrow, durable or not, over crashes and late rows."""
+"""A harness runs blocks: aggregates and Arrow functions, durable or not, with crashes and late rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def totals(**given: Any) -> Stateful:
 
 
 def best_of(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Keep each user's greatest payment."""
+    """Return the greatest payment per user as output and as state."""
     found = pa.concat_tables([rows.select(["user", "paid"]).rename_columns(["user", "best"]), state])
     best = found.group_by("user").aggregate([("best", "max")]).select(["user", "best_max"])
     best = best.rename_columns(["user", "best"])
@@ -30,7 +30,7 @@ def best_of(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def best() -> Stateful:
-    """Return a function on Arrow."""
+    """Return an operator of an Arrow function."""
     return Stateful("best", "user", arrow_function(best_of, state=BEST, output=pa.schema([("user", "string"), *BEST])))
 
 
@@ -40,7 +40,7 @@ def paid(user: str, amount: int, second: int = 0) -> dict[str, object]:
 
 
 def test_an_aggregate_counts_on() -> None:
-    """Output is the new totals, and so is the state, over a loss of everything but the objects."""
+    """An aggregate continues from the stored totals after a loss of all local copies."""
     with Harness(totals(), ROWS) as query:
         query.feed([paid("ann", 3), paid("ann", 4), paid("bob", 1)])
         query.crash(lose_copies=True)
@@ -49,7 +49,7 @@ def test_an_aggregate_counts_on() -> None:
 
 
 def test_a_function_on_arrow_keeps_its_state() -> None:
-    """It is called with what it returned before."""
+    """An Arrow function gets the state that it returned before."""
     with Harness(best(), ROWS) as query:
         query.feed([paid("ann", 3), paid("bob", 9)])
         assert query.feed([paid("ann", 2)]) == [{"user": "ann", "best": 3}]
@@ -58,7 +58,7 @@ def test_a_function_on_arrow_keeps_its_state() -> None:
 
 @pytest.mark.parametrize("step", get_args(Step))
 def test_a_crash_at_any_step_counts_nothing_twice(step: Step) -> None:
-    """The batch comes again, and state and sink are as without the crash."""
+    """After a crash at any step the batch is repeated. State and sink are as without the crash."""
     with Harness(totals(), ROWS) as query:
         query.feed([paid("ann", 3)])
         query.crash_at(step)
@@ -70,7 +70,7 @@ def test_a_crash_at_any_step_counts_nothing_twice(step: Step) -> None:
 
 
 def test_a_source_that_aborts_leaves_a_block_as_it_was() -> None:
-    """What the slots had sealed by then is in no batch."""
+    """After the source aborts, the sealed deltas of the slots are in no batch, and the state is unchanged."""
     with Harness(totals(), ROWS) as query:
         query.abort()
         with pytest.raises(Aborted):
@@ -80,7 +80,7 @@ def test_a_source_that_aborts_leaves_a_block_as_it_was() -> None:
 
 
 def test_rows_before_an_advanced_watermark_are_late() -> None:
-    """As in Spark, from the batch after the one that first sees the watermark."""
+    """Rows before the watermark are dropped, as in Spark, one batch after the first batch with this watermark."""
     with Harness(totals(watermark=("at", "1 second")), ROWS) as query:
         query.feed([paid("ann", 1, second=1)])
         query.advance_watermark(60_000)
@@ -90,7 +90,7 @@ def test_rows_before_an_advanced_watermark_are_late() -> None:
 
 
 def test_a_store_that_is_not_durable_begins_empty_after_a_crash() -> None:
-    """A cache is on its owner alone, and has nothing to look at."""
+    """A store that is not durable has no readable state, and is empty after a crash."""
     with Harness(totals(durable=False), ROWS) as query:
         query.feed([paid("ann", 1)])
         assert query.feed([paid("ann", 1)])[0]["payments"] == 2
@@ -100,7 +100,7 @@ def test_a_store_that_is_not_durable_begins_empty_after_a_crash() -> None:
 
 
 def test_a_block_has_no_variables() -> None:
-    """Timers and variables are asked of processors; the error says what to look at."""
+    """Asking a block for timers or variables raises an error that names `state()` and `table()`."""
     with Harness(totals(), ROWS) as query:
         for ask in (query.timers, lambda: query.state("paid"), lambda: query.expires("paid")):
             with pytest.raises(ConfigError) as caught:

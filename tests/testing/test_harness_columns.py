@@ -1,4 +1,4 @@
-"""A processor's input in a harness: names as Spark finds them, columns twice, Spark's settings of conversions."""
+"""A harness resolves column names as Spark does, and uses Spark's settings of conversions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FORMS = {"rows": transform_with_state, "pandas": transform_with_state_in_pandas}
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("s.x", "in"), ("S.X", "in")])
 def test_rows_are_as_they_came_whatever_the_key_is(form: str, key: str, found: str) -> None:
-    """With both columns of one name, and without a column for a key that is a field."""
+    """Rows have all their columns, also two of one name, whether the key is a column or a field of a struct."""
     operator = FORMS[form](Columns(), key=key, output="key string, told string")
     rows = pa.Table.from_arrays([["ann"], pa.array([{"x": "in"}], STRUCT), [1], [2]], schema=ROWS)
     with Harness(operator, ROWS) as query:
@@ -48,7 +48,7 @@ def test_rows_are_as_they_came_whatever_the_key_is(form: str, key: str, found: s
 
 
 def test_an_aggregate_is_of_the_columns_that_are_meant() -> None:
-    """In another case, or fields of one name."""
+    """An aggregate finds its columns ignoring case, also as fields of a struct."""
     kind = pa.struct([("x", pa.int64())])
     rows = pa.schema([("user", pa.string()), ("V", pa.int64()), ("s", kind), ("T", kind)])
     declared = aggregate(total=sum_("v"), least=min_("S.X"), most=max_("t.x"), n=count("USER"))
@@ -58,35 +58,35 @@ def test_an_aggregate_is_of_the_columns_that_are_meant() -> None:
 
 
 def test_case_counts_if_spark_is_told_so() -> None:
-    """As with ``spark.sql.caseSensitive``."""
+    """With ``spark.sql.caseSensitive`` a column in another case is not found."""
     operator = Stateful("seen", "USER", aggregate(n=count()))
     with pytest.raises(ConfigError, match="RIFFLE-0229"):
         Harness(operator, ROWS, spark_conf={"spark.sql.caseSensitive": "true"})
 
 
 class Gives(StatefulProcessor):
-    """Gives one value."""
+    """A processor that emits one value."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep nothing."""
+        """Declare no state."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Give it."""
+        """Emit the value."""
         yield pd.DataFrame({"key": [key[0]], "n": [self.value]})
 
 
 def gives(value: object, kind: str, conf: dict[str, str] | None = None) -> object:
-    """Return what becomes of a value."""
+    """Return the value that a harness outputs for a value of this type."""
     operator = transform_with_state_in_pandas(Gives(value), key="user", output=f"key string, n {kind}")
     with Harness(operator, pa.schema([("user", pa.string())]), spark_conf=conf) as query:
         return query.feed([{"user": "ann"}])[0]["n"]
 
 
 def test_conversions_are_those_of_the_spark_that_is_installed() -> None:
-    """A fraction in a column of whole numbers: cut until 4.0, refused from 4.1 on."""
+    """A fraction in an integer column is truncated until Spark 4.0 and refused from 4.1 on."""
     if spark_version.startswith(("3.5.", "4.0.")):
         assert gives(1.5, "long") == 1
     else:
@@ -95,7 +95,7 @@ def test_conversions_are_those_of_the_spark_that_is_installed() -> None:
 
 
 def test_conversions_are_those_that_a_harness_is_told() -> None:
-    """Whatever is installed."""
+    """The harness uses the setting that it is given, with any installed Spark."""
     assert gives(1.5, "long", {SAFE: "false"}) == 1
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         gives(1.5, "long", {SAFE: "true"})
@@ -103,8 +103,8 @@ def test_conversions_are_those_that_a_harness_is_told() -> None:
 
 @pytest.mark.skipif(spark_version.startswith(("3.5.", "4.0.")), reason="Spark has the setting since 4.1")
 def test_whole_numbers_are_decimals_where_spark_is_told_so() -> None:
-    """Of few digits, which Arrow makes of no integer by itself."""
-    told = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
-    assert gives(7, "decimal(1,0)", told) == Decimal(7)
+    """With Spark's setting an integer is accepted in a decimal column, which Arrow alone would refuse."""
+    conf = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
+    assert gives(7, "decimal(1,0)", conf) == Decimal(7)
     with pytest.raises(UserFunctionError):
         gives(7, "decimal(1,0)")

@@ -1,4 +1,4 @@
-"""The rows that a harness is fed, and the schema that says what they are."""
+"""The harness checks the rows that it is fed against its schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 
 
 def totals() -> Stateful:
-    """Return an operator that counts and sums by user."""
+    """Return an operator with a count and a sum per user."""
     return Stateful("totals", "user", aggregate(payments=count(), paid=sum_("amount")))
 
 
@@ -25,7 +25,7 @@ def totals() -> Stateful:
     ],
 )
 def test_rows_of_other_columns_are_refused(row: dict[str, object], said: str, remedy: str) -> None:
-    """By the column's name and the row's number, as dictionaries and as a table; nothing is committed."""
+    """A row or table with an unknown column is refused with its name and row number, and nothing is committed."""
     with Harness(totals(), SCHEMA) as query:
         with pytest.raises(ConfigError, match=said) as caught:
             query.feed([{"user": "bob", "amount": 1}, row])
@@ -39,7 +39,7 @@ def test_rows_of_other_columns_are_refused(row: dict[str, object], said: str, re
 
 
 def test_a_table_may_have_its_columns_in_another_order() -> None:
-    """They are found by name."""
+    """The columns of a table are found by name."""
     with Harness(totals(), SCHEMA) as query:
         rows = pa.table({"amount": [3], "user": ["ann"]})
         assert query.feed(rows) == [{"user": "ann", "payments": 1, "paid": 3}]
@@ -47,7 +47,7 @@ def test_a_table_may_have_its_columns_in_another_order() -> None:
 
 @pytest.mark.parametrize("ddl", ["user string, amount long", "`user` STRING NOT NULL, amount: BIGINT"])
 def test_the_schema_may_be_ddl(ddl: str) -> None:
-    """It is read as an output's is, without a session."""
+    """The schema may be DDL, which is parsed without a session."""
     with Harness(totals(), ddl) as query:
         assert query.feed([{"user": "ann", "amount": 3}]) == [{"user": "ann", "payments": 1, "paid": 3}]
 
@@ -56,6 +56,6 @@ def test_the_schema_may_be_ddl(ddl: str) -> None:
     ("given", "said"), [("user strin", "RIFFLE-0206"), ("", "schema"), ({"user": "string"}, "RIFFLE-0475")]
 )
 def test_what_is_no_schema_is_refused(given: object, said: str) -> None:
-    """With what may be written."""
+    """A schema that cannot be parsed is refused."""
     with pytest.raises(ConfigError, match=said):
         Harness(totals(), given)

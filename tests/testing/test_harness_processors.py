@@ -1,4 +1,4 @@
-"""A harness of a processor: time, event time, crashes at every step, and what is shown of state."""
+"""A harness runs processors: processing time, event time, crashes at every step, and access to state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITS_MS = 10_000
 
 
 class Basket(StatefulProcessor):
-    """Counts, lists and maps what users took; tells who has taken nothing for ten seconds."""
+    """A processor with a count, a list and a map of items. A timer reports users without rows for ten seconds."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare one variable of each kind."""
@@ -33,7 +33,7 @@ class Basket(StatefulProcessor):
         self.event_time = event_time
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """Take what there is, and wait again."""
+        """Store the items and set the timer again."""
         for row in rows:
             self.count.update(((self.count.get() or (0,))[0] + 1,))
             self.taken.appendValue((row.what,))
@@ -44,7 +44,7 @@ class Basket(StatefulProcessor):
         yield Row(user=key[0], count=self.count.get()[0], told="took")
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Tell it."""
+        """Report the user."""
         yield Row(user=key[0], count=self.count.get()[0], told=f"waits at {self._now(timerValues)}")
 
     def _now(self, times: Any) -> int:
@@ -52,7 +52,7 @@ class Basket(StatefulProcessor):
 
 
 def baskets(*, event_time: bool = False, **settings: Any) -> Harness:
-    """Return a query of them."""
+    """Return a harness of the processor."""
     operator = transform_with_state(
         Basket(event_time=event_time), key="user", output="user string, count long, told string",
         time_mode="EventTime" if event_time else "ProcessingTime",
@@ -66,7 +66,7 @@ def took(*whats: str, user: str = "ann") -> list[dict[str, str]]:
 
 
 def test_state_timers_and_ttl_are_shown_by_key() -> None:
-    """Each kind of variable in its own form, each element with its end, and the timers."""
+    """The harness shows values, lists, maps, expiry times and timers by key."""
     with baskets() as query:
         query.feed(took("pen", "ink", "pen"))
         assert query.state("count") == {("ann",): (3,)}
@@ -80,7 +80,7 @@ def test_state_timers_and_ttl_are_shown_by_key() -> None:
 
 
 def test_time_passes_only_when_it_is_told_to() -> None:
-    """A timer fires in the first batch that has its time, and an element goes at its end."""
+    """Time advances only on request: then the timer fires, and an element with a TTL expires."""
     with baskets() as query:
         query.feed(took("pen"))
         query.advance(9.999)
@@ -94,7 +94,7 @@ def test_time_passes_only_when_it_is_told_to() -> None:
 
 
 def test_the_watermark_goes_where_it_is_put() -> None:
-    """Timers of event time fire in the next batch, though no row told of any event time."""
+    """The watermark advances only on request. Event-time timers fire in the next batch, also without rows."""
     with baskets(event_time=True) as query:
         query.advance_watermark(5_000)
         assert query.watermark_ms == 5_000
@@ -111,7 +111,7 @@ def test_the_watermark_goes_where_it_is_put() -> None:
 @pytest.mark.parametrize("step", get_args(Step))
 @pytest.mark.sample(step=3)
 def test_a_crash_at_any_step_changes_nothing(step: Step, lose_copies: bool) -> None:
-    """The batch comes again and is counted once; the sink has each row once."""
+    """After a crash at any step the batch is repeated, counts once, and each row reaches the sink once."""
     with baskets(key_groups=4) as query, baskets(key_groups=4) as undisturbed:
         for batch in (took("pen") + took("ink", user="bob"), took("ink", "ink"), took("cap", user="eve")):
             undisturbed.feed(batch)
@@ -124,7 +124,7 @@ def test_a_crash_at_any_step_changes_nothing(step: Step, lose_copies: bool) -> N
 
 
 def test_a_crash_comes_once_and_at_a_step_that_there_is() -> None:
-    """The batch after it goes through; another name is refused with those that there are."""
+    """A crash happens once, and the next batch succeeds. An unknown step is refused."""
     with baskets() as query:
         with pytest.raises(ConfigError, match="RIFFLE-0479"):
             query.crash_at("after lunch")  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def test_a_crash_comes_once_and_at_a_step_that_there_is() -> None:
 
 @pytest.mark.parametrize("after_slots", [1, 2])
 def test_a_source_that_aborts_is_read_again(after_slots: int) -> None:
-    """Some slots have sealed, the batch comes again whole, and nothing is counted twice."""
+    """After the source aborts, the batch is repeated as a whole, and no row counts twice."""
     rows = [row for number in range(20) for row in took("pen", user=f"user-{number}")]
     with baskets() as query:
         query.abort(after_slots)
@@ -150,7 +150,7 @@ def test_a_source_that_aborts_is_read_again(after_slots: int) -> None:
 
 
 def test_settings_may_change_with_a_restart() -> None:
-    """A query that starts again has the settings that it is given, and those from before."""
+    """A restarted query has its earlier settings, overridden by the given ones."""
     with baskets(deliver_after_commit=False) as query:
         query.feed(took("pen"))
         query.restart(deliver_after_commit=True)

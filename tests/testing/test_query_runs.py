@@ -1,4 +1,4 @@
-"""``riffle_spark.testing.run``: wrapped queries over given batches, beside the same queries on Spark's own state."""
+"""``riffle_spark.testing.run`` runs wrapped queries over given batches with the results of Spark's own state."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ STEPS: list[Any] = [
 
 
 def in_windows(events: DataFrame) -> DataFrame:
-    """Count by windows."""
+    """Return counts and sums per window."""
     windows = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"), "page")
     return windows.agg(F.count("*").alias("count"), F.sum("n").alias("n")).select("window.start", "page", "count", "n")
 
 
 def once(events: DataFrame) -> DataFrame:
-    """Pass the first row of each page."""
+    """Return the first row of each page."""
     return events.withWatermark("at", "10 seconds").dropDuplicatesWithinWatermark(["page"]).select("page")
 
 
@@ -50,7 +50,7 @@ def running(events: DataFrame) -> Any:
 
 
 def ordered(outputs: list[list[dict[str, object]]]) -> list[list[dict[str, object]]]:
-    """Return each batch's rows in an order of their own."""
+    """Return the rows of each batch in a fixed order."""
     return [sorted(rows, key=str) for rows in outputs]
 
 
@@ -59,7 +59,7 @@ def ordered(outputs: list[list[dict[str, object]]]) -> list[list[dict[str, objec
 )
 @pytest.mark.long
 def test_results_are_those_of_spark(query: Callable[[DataFrame], Any], spark: SparkSession) -> None:
-    """Of each batch, with late rows, a batch without rows, and a crash between sink and commit."""
+    """Each batch has Spark's results, with late rows, an empty batch, and a crash between sink and commit."""
     ours = run(query, STEPS, schema=CLICKS)
     assert ordered(ours) == ordered(run(query, STEPS, schema=CLICKS, engine="spark"))
     assert len(ours) == len(STEPS)
@@ -69,7 +69,7 @@ def test_results_are_those_of_spark(query: Callable[[DataFrame], Any], spark: Sp
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink", "after record"])
 def test_a_crash_changes_no_result(step: Any, spark: SparkSession) -> None:
-    """At any step, with all local copies lost."""
+    """A crash at any step, with all local copies lost, does not change the results."""
     batches: list[Any] = [STEPS[0], STEPS[1], [click(5, "a")]]
     expected = run(running, batches, schema=CLICKS)
     crashing: list[Any] = [batches[0], Batch(batches[1], crash=step, lose_copies=True), batches[2]]
@@ -78,7 +78,7 @@ def test_a_crash_changes_no_result(step: Any, spark: SparkSession) -> None:
 
 @pytest.mark.long
 def test_the_clock_and_the_watermark_move_on_request(spark: SparkSession) -> None:
-    """A time-out of processing time fires after its hour; a window closes without a row that is newer."""
+    """A processing-time timeout fires when the clock is advanced. A window closes when the watermark is advanced."""
 
     def remind(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         if state.hasTimedOut:
@@ -105,7 +105,7 @@ def test_the_clock_and_the_watermark_move_on_request(spark: SparkSession) -> Non
 
 @pytest.mark.long
 def test_several_streams_are_passed_by_name(spark: SparkSession) -> None:
-    """A join of two streams; a batch has rows of both or of one."""
+    """A join of two streams gets the rows of each stream by name. A batch may have rows of one or of both."""
 
     def joined(clicks: DataFrame, users: DataFrame) -> DataFrame:
         return clicks.join(users, "page").select("page", "n", "user")
@@ -123,7 +123,10 @@ def test_several_streams_are_passed_by_name(spark: SparkSession) -> None:
 
 @pytest.mark.long
 def test_what_cannot_run_is_refused(spark: SparkSession) -> None:
-    """Unknown columns, streams and steps, what Spark's engine lacks, and errors of the query itself."""
+    """Unknown columns, streams and steps, and options that Spark's engine lacks, are refused.
+
+    Errors of the query pass.
+    """
     refused: list[tuple[str, list[Any], dict[str, Any]]] = [
         ("RIFFLE-1124", [Batch(advance=1)], {"engine": "spark"}),
         ("RIFFLE-1124", [Batch(crash="after record")], {"engine": "spark"}),
@@ -146,6 +149,6 @@ def test_what_cannot_run_is_refused(spark: SparkSession) -> None:
 
 @pytest.mark.long
 def test_the_example_prints_what_it_shows(spark: SparkSession) -> None:
-    """The docstring's."""
+    """The example in the docstring prints what it shows."""
     failed, tried = doctest.testmod(query_runs)
     assert (failed, tried > 0) == (0, True)

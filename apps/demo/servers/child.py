@@ -66,7 +66,7 @@ class Child:
 
     @property
     def log(self) -> Path:
-        """The file with its output."""
+        """The log file of the command."""
         return self._launch.log
 
     @property
@@ -75,11 +75,11 @@ class Child:
         return self._guard.poll() is None
 
     def pids(self) -> list[int]:
-        """The command's processes, the command itself first."""
+        """Return the processes of the command, the command first."""
         return descendants(self._guard.pid)
 
     def wait(self, timeout_seconds: float) -> int:
-        """The command's exit code, or UnavailableError when it does not end in time."""
+        """Return the command's exit code. Raises UnavailableError if it does not end in time."""
         try:
             code = self._guard.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -88,7 +88,10 @@ class Child:
         return code
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_seconds: float) -> None:
-        """Wait for a condition; raise UnavailableError with the end of the log if it dies or takes too long."""
+        """Wait for a condition.
+
+        Raises UnavailableError with the end of the log if the command ends or takes too long.
+        """
         give_up = time.monotonic() + timeout_seconds
         while not is_ready():
             self.check_alive()
@@ -97,17 +100,17 @@ class Child:
             time.sleep(POLL_SECONDS)
 
     def check_alive(self) -> None:
-        """Raise UnavailableError with the end of its log if it has ended."""
+        """Raise UnavailableError with the end of the log if the command has ended."""
         if not self.alive:
             raise self._failure(f"ended with code {self._guard.returncode}")
 
     def ask_to_stop(self) -> None:
-        """Start to stop it, without waiting: SIGTERM, then SIGKILL after the grace time."""
+        """Send SIGTERM without waiting. After the grace time the command gets SIGKILL."""
         if self.alive:
             self._guard.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """Stop it and all processes that it started, within the grace time."""
+        """Stop the command and all its processes within the grace time."""
         self.ask_to_stop()
         try:
             self._guard.wait(self._launch.grace_seconds + END_SECONDS)
@@ -126,7 +129,7 @@ class Child:
         self._close_input()
 
     def log_tail(self) -> str:
-        """The end of its output."""
+        """Return the end of the command's output."""
         data = self.log.read_bytes() if self.log.exists() else b""
         return data[-LOG_TAIL_BYTES:].decode(errors="replace")
 

@@ -169,9 +169,9 @@ class StandaloneCluster(Server):
         return self.registered_workers() == len(running)
 
     def registered_workers(self) -> int:
-        """The number of workers that the master lists as alive.
+        """Return the number of workers that the master lists as alive, -1 if it does not answer.
 
-        It notices a killed worker at once, by its connection.
+        The master notices a killed worker at once by its connection.
         """
         try:
             with urllib.request.urlopen(f"http://{MASTER_HOST}:{self._web_port}/json/", timeout=2) as answer:

@@ -104,7 +104,7 @@ class KafkaBroker(Server):
         self._child = Child(Launch("the Kafka broker", command, self._folder / "kafka.log", grace_seconds=2))
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers an admin client."""
+        """Wait until the broker answers an admin client."""
         assert self._child is not None, "start it first"
         self._child.wait_until(self._answers, START_TIMEOUT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The demo, whole: it ends with every event counted once, and however it ends, nothing of it goes on."""
+"""The demo as a whole: it counts every event once and leaves no process behind, also if it is interrupted or killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_killed_worker_costs_no_event(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_nothing_goes_on_without_it(tmp_path: Path, sent: signal.Signals) -> None:
-    """Interrupted or killed while the job starts, it leaves no process behind."""
+    """The demo leaves no process behind if it is interrupted or killed while the job starts."""
     demo = _start(tmp_path, "--events", "100000")
     _wait_for(lambda: "The job runs on" in _log(tmp_path), 120)
     demo.send_signal(sent)
@@ -72,7 +72,7 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _processes_of(folder: Path) -> list[int]:
-    """The processes whose environment names the folder: everything that descends from the demo in it."""
+    """Return the processes whose environment names the folder. These are the demo and all its descendants."""
     marker = f"TMPDIR={folder}".encode()
     return [int(process.name) for process in Path("/proc").iterdir() if marker in _environment_of(process)]
 

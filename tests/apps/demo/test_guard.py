@@ -1,4 +1,4 @@
-"""A child process ends when it should, and takes with it all it started."""
+"""A guarded child process ends when its owner stops or dies, together with every process that it started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from apps.demo.servers import Child, Launch
 from riffle_spark.errors import UnavailableError
 
-# A shell that ignores SIGTERM and starts a grandchild in a session of its own.
+# A shell that ignores SIGTERM and starts a grandchild in another session.
 STUBBORN = ["bash", "-c", "trap '' TERM; setsid sleep 1000 & echo started; while true; do sleep 0.1; done"]
 OWNER = """
 import signal, sys, time
@@ -29,7 +29,7 @@ time.sleep(1000)
 
 
 def test_stop_ends_a_child_that_ignores_it_and_its_detached_grandchild(tmp_path: Path) -> None:
-    """After stop nothing of the tree lives, though the child ignores SIGTERM."""
+    """`stop` ends the whole process tree, although the child ignores SIGTERM."""
     child = _started(tmp_path, STUBBORN)
     pids = child.pids()
     child.stop()
@@ -40,7 +40,7 @@ def test_stop_ends_a_child_that_ignores_it_and_its_detached_grandchild(tmp_path:
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.sample(step=3)
 def test_a_child_dies_with_its_owner(tmp_path: Path, sent: signal.Signals) -> None:
-    """Whichever way the owner dies, its child and grandchild die too."""
+    """If the owner is killed, terminated or interrupted, its child and grandchild end too."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path / "log")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -53,7 +53,7 @@ def test_a_child_dies_with_its_owner(tmp_path: Path, sent: signal.Signals) -> No
 
 
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
-    """A child that ends before it is ready raises an error with what it printed and its code."""
+    """If a child ends before it is ready, the error shows its output and its exit code."""
     child = Child(Launch("the thing", ["sh", "-c", "echo no such luck; exit 3"], tmp_path / "log"))
     with pytest.raises(UnavailableError, match=r"the thing ended with code 3(.|\n)*no such luck"):
         child.wait_until(lambda: False, 20)
@@ -76,6 +76,6 @@ def _all_end_within(seconds: float, pids: list[int]) -> bool:
 def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or while it was read
+    except (FileNotFoundError, ProcessLookupError):  # the process ended before or during the read
         return False
     return state.rpartition(")")[2].split()[0] not in "ZX"

@@ -1,4 +1,4 @@
-"""Jars are used only when they are exactly the listed ones."""
+"""The demo uses a jar only if it has the listed checksum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from apps.demo.jars import broker_jars, ensure_jars
 from riffle_spark.errors import UnavailableError
 
-# Stands in for Ivy: copies what lies in a folder to where Ivy was told to retrieve to.
+# A stand-in for Ivy. It copies the files of a folder to the path of the option -retrieve.
 FETCH = """#!/bin/sh
 while [ "$1" != -retrieve ]; do shift; done
 cp -r "{source}/." "${{2%%/\\[conf\\]*}}"
@@ -21,7 +21,7 @@ echo "    [SUCCESSFUL ] org.slf4j#slf4j-api;1.7.36!slf4j-api.jar (12ms)"
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder from which jars are fetched into an empty cache."""
+    """Return a folder from which jars are fetched into an empty cache."""
     jars_folder = ensure_jars()
     source = tmp_path / "mirror"
     java = tmp_path / "java" / "bin" / "java"
@@ -36,7 +36,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_broken_jar_is_fetched_again(mirror: Path) -> None:
-    """A kept jar that was truncated is replaced."""
+    """A truncated jar in the cache is fetched again."""
     broken = broker_jars()[0]
     whole = broken.read_bytes()
     broken.write_bytes(whole[:-1])
@@ -44,7 +44,7 @@ def test_a_broken_jar_is_fetched_again(mirror: Path) -> None:
 
 
 def test_an_altered_jar_is_refused(mirror: Path, tmp_path: Path) -> None:
-    """A fetched jar of other content than listed is an error that names it, and does not get into the cache."""
+    """If a fetched jar differs from the listed one, an error names it, and it is not stored in the cache."""
     altered = next((mirror / "connector").glob("kafka-clients*"))
     altered.write_bytes(altered.read_bytes() + b"x")
     with pytest.raises(UnavailableError, match=f"connector/{altered.name}"):

@@ -13,29 +13,29 @@ from apps.demo.ledger import MINUTES, Difference, Events, Ledger, compare, minut
 
 
 def ledger(counts: list[int], sums: list[int]) -> Ledger:
-    """Make a ledger of two short lists."""
+    """Return a ledger of two short lists."""
     return Ledger(np.array(counts), np.array(sums))
 
 
 def test_a_ledger_counts_and_sums_each_key() -> None:
-    """Every key has its number of events and the sum of their amounts; a key without events has zeros."""
+    """The ledger has the number of events and the sum of the amounts per key. A key without events has zeros."""
     expected = Ledger.of(Events(np.array([0, 2, 0]), np.array([5, 7, 6])), 4)
     assert expected.counts.tolist() == [2, 0, 1, 0]
     assert expected.sums.tolist() == [11, 0, 7, 0]
 
 
 def test_lost_and_doubled_do_not_cancel() -> None:
-    """A lost event of one key and a doubled one of another are both reported."""
+    """If one key lost an event and another key has one twice, both are reported."""
     assert compare(ledger([5, 5], [10, 10]), ledger([4, 7], [8, 14])) == Difference(lost=1, doubled=2, wrong_keys=2)
 
 
 def test_a_wrong_sum_is_wrong_though_the_count_is_right() -> None:
-    """A key with the right count and the wrong sum is a wrong key."""
+    """A key with the right count but a wrong sum is reported as a wrong key."""
     assert compare(ledger([5, 5], [10, 10]), ledger([5, 5], [10, 11])) == Difference(lost=0, doubled=0, wrong_keys=1)
 
 
 def test_the_last_batch_of_a_key_counts(tmp_path: Path) -> None:
-    """Of the totals of several batches the one with the highest batch id wins, by number and not by name."""
+    """The totals of the highest batch id count. Batch ids are compared as numbers, not as names."""
     write_batch(tmp_path, 9, ["u0", "u1"], [1, 1], [10, 10])
     write_batch(tmp_path, 10, ["u1"], [2], [30])
     counted_ledger = counted_by(tmp_path, 3)
@@ -44,7 +44,7 @@ def test_the_last_batch_of_a_key_counts(tmp_path: Path) -> None:
 
 
 def test_minutes_are_those_of_the_first_partition(tmp_path: Path) -> None:
-    """Only minutes that are over count. Files that Spark lists count, and a repeated minute is doubled."""
+    """Only complete minutes count. Only files that Spark's metadata list count, and a repeated minute is doubled."""
     expected = minutes_of(Events(np.zeros(600, np.int64), np.arange(600)), partitions=2)
     assert expected.counts.tolist() == [30] * (MINUTES - 2)
     assert expected.sums[:2].tolist() == [sum(range(0, 60, 2)), sum(range(60, 120, 2))]
@@ -62,14 +62,14 @@ def test_minutes_are_those_of_the_first_partition(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_batch_does_not_count(tmp_path: Path) -> None:
-    """A folder without Spark's mark of success is passed over."""
+    """A folder without Spark's `_SUCCESS` file is ignored."""
     write_batch(tmp_path, 1, ["u0"], [1], [10])
     (tmp_path / "batch=1" / "_SUCCESS").unlink()
     assert counted_by(tmp_path, 1).counts.tolist() == [0]
 
 
 def write_batch(folder: Path, batch: int, users: list[str], counts: list[int], sums: list[int]) -> None:
-    """Write totals the way the job does."""
+    """Write totals as the job writes them."""
     path = folder / f"batch={batch}"
     path.mkdir()
     pq.write_table(pa.table({"user_id": users, "count": counts, "total": sums}), path / "part-0.parquet")

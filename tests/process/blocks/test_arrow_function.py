@@ -1,4 +1,4 @@
-"""Users' functions on Arrow: their input, their results, and the faults that are refused."""
+"""`arrow_function` calls users' functions with Arrow tables and refuses results that do not fit the declaration."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ NO_OUTPUT = OUTPUT.empty_table()
 
 
 def running_total(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Add each key's rows to its total."""
+    """Add the rows of each key to its total."""
     parts = pa.concat_tables([state, rows.rename_columns(["k", "total"])])
     totals = parts.group_by("k", use_threads=False).aggregate([("total", "sum")]).rename_columns(["k", "total"])
     return totals, totals
 
 
 def batch(**values: int) -> pa.Table:
-    """Return input rows."""
+    """Return input rows with these keys and values."""
     return pa.table({"k": list(values), "v": list(values.values())}, schema=ROWS)
 
 
 def stored(**totals: int) -> pa.Table:
-    """Return state rows."""
+    """Return state rows with these keys and totals."""
     return pa.table({"k": list(totals), "total": list(totals.values())}, schema=OUTPUT)
 
 
 def keyed_by(function: Callable[..., Any]) -> Keyed:
-    """Run a function, and keep its state."""
+    """Return a keyed computation that runs a function and stores its state."""
     return Keyed(arrow_function(function, state=STATE, output=OUTPUT), ROWS)
 
 
 def returning(returned: object) -> Keyed:
-    """Run a function that always returns this."""
+    """Return a keyed computation whose function always returns this object."""
     return keyed_by(lambda _rows, _state: returned)
 
 
@@ -55,7 +55,7 @@ def _totals(keyed: Keyed) -> list[Any]:
 
 
 def test_a_call_gets_the_rows_and_the_state_of_their_keys() -> None:
-    """The function gets back what it returned for the touched keys, and emits its rows."""
+    """The function gets the rows and the stored state of their keys. Its output rows are emitted."""
     calls = []
 
     def watch(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -70,7 +70,7 @@ def test_a_call_gets_the_rows_and_the_state_of_their_keys() -> None:
 
 
 def test_the_context_has_place_and_time() -> None:
-    """A third parameter without a default gets it."""
+    """A third parameter without a default gets the context: key-group, version and times."""
     contexts = []
 
     def watch(_rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa.Table, pa.Table]:
@@ -82,7 +82,7 @@ def test_the_context_has_place_and_time() -> None:
 
 
 def test_only_returned_keys_change() -> None:
-    """Others keep their state; deleted keys lose it; deleting a key without state does nothing."""
+    """Keys that the function does not return keep their state, and deleted keys lose it."""
     keyed = keyed_by(running_total)
     keyed.feed(batch(a=1, b=2))
     keyed.compute = arrow_function(lambda _rows, _state: (NO_OUTPUT, stored(b=9)), state=STATE, output=OUTPUT)
@@ -95,7 +95,7 @@ def test_only_returned_keys_change() -> None:
 
 
 def test_returned_tables_are_fitted_to_the_declaration() -> None:
-    """Columns in another order and narrower types are accepted, keys included."""
+    """Returned columns are reordered and cast to the declared schema, keys included."""
     narrow = pa.table({"total": pa.array([3], pa.int8()), "k": pa.array(["a"], pa.large_string())})
     keyed = returning((narrow, narrow))
     assert keyed.feed(batch(a=1)) == [{"k": "a", "total": 3}]
@@ -103,7 +103,7 @@ def test_returned_tables_are_fitted_to_the_declaration() -> None:
 
 
 def test_null_and_composite_keys_are_distinct() -> None:
-    """A null in a key equals only itself."""
+    """Null keys, and keys that are partly null, are distinct from other keys."""
     rows = pa.table({"a": ["x", "x", None], "b": pa.array([1, None, None], pa.int64())})
     totals = rows.append_column("total", pa.array([10, 20, 30])).take([2, 0, 1])
     compute = arrow_function(lambda _rows, _state: (NO_OUTPUT, totals), state=STATE, output=OUTPUT)
@@ -118,7 +118,7 @@ def test_null_and_composite_keys_are_distinct() -> None:
 
 
 def test_functions_with_defaults_partials_and_closures_work() -> None:
-    """Parameters with defaults do not get the context; a closure survives Spark's pickling."""
+    """Functions with defaults, partials and closures work, also after pickling. Defaults do not get the context."""
 
     def scaled(rows: pa.Table, state: pa.Table, factor: int = 2) -> tuple[pa.Table, pa.Table]:
         assert factor in (2, 3)
@@ -132,7 +132,7 @@ def test_functions_with_defaults_partials_and_closures_work() -> None:
 
 
 def test_an_exception_is_shown_with_its_traceback_and_place() -> None:
-    """The message has the user's frames, and none of ours; the state stays."""
+    """The error shows the user's traceback without the product's frames. The state is unchanged."""
 
     def explode(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         if pc.min(rows["v"]).as_py() < 0:
@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[object, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_result_that_is_not_as_declared_is_refused(case: str) -> None:
-    """The batch fails, with the key-group named."""
+    """A result that is not as declared fails the batch, and the error names the key-group."""
     returned, id = REFUSED[case]
     with pytest.raises(UserFunctionError, match=id) as error:
         returning(returned).feed(batch(a=1, b=2))
@@ -185,7 +185,7 @@ def test_a_result_that_is_not_as_declared_is_refused(case: str) -> None:
     ],
 )
 def test_schemas_that_cannot_be_stored_are_refused(state: pa.Schema, output: pa.Schema, id: str) -> None:
-    """A state with the key's columns or without columns, and repeated output columns."""
+    """A state with the key's columns or with no columns is refused, and so are repeated output columns."""
     with pytest.raises(ConfigError, match=id):
         Keyed(arrow_function(running_total, state=state, output=output), ROWS)
 
@@ -206,7 +206,7 @@ EXPIRING = {"state": STATE, "output": OUTPUT, "due": "until", "time_mode": "Even
     ],
 )
 def test_arguments_that_cannot_work_are_refused_at_once(function: Any, changes: dict[str, Any], id: str) -> None:
-    """Functions with other parameters, schemas of another kind, and time without a due column."""
+    """Functions with other parameters, schemas of another type, and a time mode without a due column are refused."""
     with pytest.raises(ConfigError, match=id):
         arrow_function(function, **{**EXPIRING, **changes})
 
@@ -221,7 +221,7 @@ def test_arguments_that_cannot_work_are_refused_at_once(function: Any, changes: 
     ],
 )
 def test_faults_of_the_function_of_expired_keys_are_refused(expired: Any, id: str) -> None:
-    """Like those of the function of rows."""
+    """Errors of the `expired` function are reported like those of the function of rows."""
     compute = arrow_function(running_total, expired=expired, **EXPIRING)
     state = stored(a=1)
     no_codes = np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Rows that are combined before the shuffle give the results of the rows themselves."""
+"""Rows that are combined before the shuffle give the same results as the rows themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
 
 def combined_value(function: str, values: list[Any]) -> int | None:
-    """Return what Spark's aggregate function returns for some values."""
+    """Return the value that Spark's aggregate function returns for these values."""
     some = [value for value in values if value is not None]
     if function == "count":
         return len(some)
@@ -38,7 +38,7 @@ def combined_value(function: str, values: list[Any]) -> int | None:
 
 
 def combined_rows(combined: Combined, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a partition's rows with one row per key, as Spark sends them to the slots."""
+    """Return one row per key of a partition, as Spark sends it to the slots."""
     sent = []
     for key in dict.fromkeys(row["k"] for row in rows):
         of_key = [row for row in rows if row["k"] == key]
@@ -56,7 +56,7 @@ def combined_rows(combined: Combined, rows: list[dict[str, Any]]) -> list[dict[s
 
 
 def decoded(combined: Combined, partitions: list[list[dict[str, Any]]], key: pa.Schema) -> pa.Table:
-    """Return what a slot makes of the combined rows of several partitions."""
+    """Return the rows that a slot decodes from the combined rows of several partitions."""
     sums = [column.name for column in combined.columns if column.function == "sum"]
     schema = decoded_schema(key, combined.columns)
     types = {name: schema.field(name).type if name in schema.names else pa.int64() for name in schema.names}
@@ -69,7 +69,7 @@ def decoded(combined: Combined, partitions: list[list[dict[str, Any]]], key: pa.
 
 
 def outcome(keyed: Keyed, rows: pa.Table) -> object:
-    """Return the output rows by key and the state, or the error."""
+    """Return the sorted output rows and the state, or the error."""
     try:
         output = keyed.feed(rows)
     except UserFunctionError as error:
@@ -78,7 +78,7 @@ def outcome(keyed: Keyed, rows: pa.Table) -> object:
 
 
 def check_same(compute: BlockComputation, schema: pa.Schema, batches: list[list[list[dict[str, Any]]]]) -> None:
-    """Feed batches of partitions to a computation as they are, and combined; compare both after each batch."""
+    """Feed the same batches to a computation with and without combining. Compare both after each batch."""
     assert isinstance(compute, (Aggregates, MergedGroups))
     key = pa.schema([schema.field("k")])
     combined = compute.combine(["k"], schema)
@@ -91,7 +91,7 @@ def check_same(compute: BlockComputation, schema: pa.Schema, batches: list[list[
 
 
 def partitions_of(rows: list[tuple[str, int | None]], at: int) -> list[list[dict[str, Any]]]:
-    """Return rows as two partitions."""
+    """Return rows as two partitions, split at a position."""
     named = [{"k": key, "v": value} for key, value in rows]
     return [named[:at], named[at:]]
 
@@ -101,7 +101,7 @@ def partitions_of(rows: list[tuple[str, int | None]], at: int) -> list[list[dict
 def test_aggregates_of_combined_rows_are_those_of_the_rows(
     first_rows: list[tuple[str, int | None]], second_rows: list[tuple[str, int | None]], at: int
 ) -> None:
-    """Also if the sum of a partition exceeds int64, and the sum of the batch does not."""
+    """Property: aggregates of combined rows equal those of the rows, also if the sum of a partition exceeds int64."""
     compute = aggregate(n=count(), c=count("v"), total=sum_("v"), least=min_("v"), most=max_("v"), again=sum_("v"))
     check_same(compute, SCHEMA, [partitions_of(first_rows, at), partitions_of(second_rows, at)])
 
@@ -111,7 +111,7 @@ def test_aggregates_of_combined_rows_are_those_of_the_rows(
 def test_buffers_of_combined_rows_merge_like_those_of_the_rows(
     rows: list[tuple[str, int | None]], at: int, mode: str
 ) -> None:
-    """A count of rows, which rows do not carry, a count of values, and a sum that wraps in Spark's legacy mode."""
+    """Property: counts of rows and of values, sums and extremes of combined rows merge to those of the rows."""
 
     def function(name: str, column: str, literal: int | None = None, **options: str) -> FunctionSpec:
         buffer = Buffer(column, pa.int64(), column, literal)
@@ -143,7 +143,7 @@ ORDERED = {
 
 @pytest.mark.parametrize("name", ORDERED)
 def test_functions_that_may_depend_on_the_order_of_rows_are_not_combined(name: str) -> None:
-    """One such function is enough: the slots get each row."""
+    """One function whose result may depend on the order of rows is enough to send each row to the slots."""
     schema = pa.schema([("k", pa.string()), *SUMS.items()])
     assert aggregate(n=count(), other=ORDERED[name]).combine(["k"], schema) is None
     assert aggregate(n=count(), other=sum_("i")).combine(["k"], schema) is not None
@@ -163,7 +163,7 @@ BUFFERS = {
 
 @pytest.mark.parametrize("name", BUFFERS)
 def test_buffers_that_may_depend_on_the_order_of_rows_are_not_combined(name: str) -> None:
-    """One such function is enough, also beside functions that could be combined."""
+    """One such buffer is enough, also if other functions of the query could be combined."""
     counted = FunctionSpec("Count", (Buffer("c", pa.int64(), "count(v)"),))
     key = pa.schema([("k", pa.string())])
     spec = AggregateSpec("totals", key, (counted, BUFFERS[name]), None)
@@ -173,7 +173,7 @@ def test_buffers_that_may_depend_on_the_order_of_rows_are_not_combined(name: str
 
 
 def test_a_combined_sum_has_the_name_of_its_column_also_if_the_key_has_it() -> None:
-    """Errors name the column of a sum. Names that differ only in case are the same to Spark."""
+    """A combined sum has the name of its column, for errors. If a key has it, ignoring case, a suffix is added."""
     schema = pa.schema([("V", pa.int64()), ("v sum", pa.int64()), ("k", pa.int64())])
     combined = aggregate(least=min_("k"), total=sum_("k")).combine(["V"], schema)
     assert combined is not None

@@ -1,4 +1,4 @@
-"""Numbering the keys of a batch."""
+"""The keys of a batch get numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riffle_spark.process.blocks.folding import group_keys
 @pytest.mark.parametrize("type", [pa.binary(), pa.large_binary()], ids=str)
 @given(keys=st.lists(st.binary(max_size=2)), start=st.integers(0, 3))
 def test_keys_are_numbered_by_first_appearance(type: pa.DataType, keys: list[bytes], start: int) -> None:
-    """Each row gets its key's number, each key the first of its rows, in slices of arrays too."""
+    """Property: keys are numbered by their first row, also in slices of arrays."""
     codes, first = group_keys(pa.array(keys, type).slice(start))
     distinct = list(dict.fromkeys(keys[start:]))
     assert codes.tolist() == [distinct.index(key) for key in keys[start:]]

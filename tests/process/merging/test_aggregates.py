@@ -1,4 +1,4 @@
-"""Running aggregates: results against Spark's rules in plain Python, declared types, and refusals."""
+"""Running aggregates return the values and types of Spark, as computed in plain Python, and refuse other input."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LONGS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
 @st.composite
 def _batches(draw: st.DrawFn, type: pa.DataType) -> list[pa.Table]:
-    """Draw rows of few keys in batches that are slices, some of several chunks."""
+    """Draw rows of four keys in batches that are slices, some with several chunks."""
     pairs = draw(st.lists(st.tuples(st.integers(0, 3), st.none() | VALUES[type]), min_size=1, max_size=30))
     keys, values = zip(*pairs, strict=True)
     rows = pa.table({"k": pa.array(keys, pa.int64()), "v": pa.array(values, type)})
@@ -76,19 +76,19 @@ def _check(compute: Aggregates, batches: list[pa.Table]) -> None:
 @pytest.mark.parametrize("type", VALUES, ids=str)
 @given(data=st.data())
 def test_counts_extremes_and_picks_are_the_oracles(type: pa.DataType, data: st.DataObject) -> None:
-    """The state after several batches equals that after one."""
+    """Property: counts, extremes and picks are those of plain Python. Several batches give the state of one batch."""
     _check(PICKS, data.draw(_batches(type)))
 
 
 @pytest.mark.parametrize("type", NUMBERS, ids=str)
 @given(data=st.data())
 def test_sums_and_means_are_the_oracles(type: pa.DataType, data: st.DataObject) -> None:
-    """Floats to the last bit."""
+    """Property: sums and means are those of plain Python, also the last bit of floats."""
     _check(TOTALS, data.draw(_batches(type)))
 
 
 def test_null_is_a_key_of_its_own() -> None:
-    """Rows whose key is null, or partly null, are grouped as in Spark."""
+    """Rows with a null key, or a partly null key, are grouped as in Spark."""
     rows = pa.table({"a": ["x", None, "x", None], "b": pa.array([1, 1, None, 1]), "v": [1, 2, 3, 4]})
     output = Keyed(aggregate(total=sum_("v")), rows.schema, key=["a", "b"]).feed(rows)
     assert [row["total"] for row in output] == [1, 6, 3]
@@ -96,7 +96,7 @@ def test_null_is_a_key_of_its_own() -> None:
 
 @pytest.mark.parametrize("compute", [PICKS, TOTALS])
 def test_an_empty_batch_emits_nothing(compute: Aggregates) -> None:
-    """Also as a table without chunks."""
+    """An empty batch emits no row, also as a table without chunks."""
     rows = pa.schema([("k", pa.int64()), ("v", pa.decimal128(10, 2))])
     for empty in (rows.empty_table(), pa.Table.from_batches([], rows)):
         keyed = Keyed(compute, rows)
@@ -105,7 +105,7 @@ def test_an_empty_batch_emits_nothing(compute: Aggregates) -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_mean_of_decimals_is_rounded_half_up(sign: int) -> None:
-    """1/32 has one digit too many."""
+    """The mean of decimals is rounded half up: 1/32 becomes 0.0313."""
     rows = rows_of([Decimal(sign)] + [Decimal(0)] * 31, pa.decimal128(5, 0))
     assert Keyed(aggregate(m=mean("v")), rows.schema).feed(rows) == [{"k": "a", "m": sign * Decimal("0.0313")}]
 
@@ -113,7 +113,7 @@ def test_the_mean_of_decimals_is_rounded_half_up(sign: int) -> None:
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("batches", [1, 2])
 def test_the_first_of_two_zeros_stays(zeros: tuple[float, float], batches: int) -> None:
-    """0.0 equals -0.0 in Spark, so the extreme keeps the sign of the first."""
+    """0.0 equals -0.0 in Spark, so min and max keep the sign of the first zero."""
     keyed = Keyed(aggregate(least=min_("v"), greatest=max_("v")), rows_of([0.0], pa.float64()).schema)
     rows = rows_of([*zeros, *zeros, None, zeros[1]], pa.float64(), ["b", "b", "a", "a", "a", "b"])
     for start in range(0, 6, 6 // batches):
@@ -124,7 +124,7 @@ def test_the_first_of_two_zeros_stays(zeros: tuple[float, float], batches: int) 
 
 
 def test_types_are_sparks() -> None:
-    """Results and state have Spark's types, and only needed columns are declared."""
+    """Results and state have Spark's types. Only the used columns are declared."""
     rows = pa.schema([("k", pa.string()), ("i", pa.int16()), ("f", pa.float32()), ("d", pa.decimal128(35, 3))])
     compute = aggregate(n=count("*"), keys=count("k"), si=sum_("i"), sd=sum_("d"), md=mean("d"), least=min_("f"))
     declared = compute.declare(pa.schema([rows.field("k")]), rows)
@@ -139,7 +139,7 @@ def test_types_are_sparks() -> None:
 
 @pytest.mark.parametrize("batches", [[[2**63 - 1, 1]], [[2**63 - 1], [1]], [[-(2**63)], [-1]]])
 def test_an_integer_sum_that_does_not_fit_fails(batches: list[list[int]]) -> None:
-    """In one batch or over several, with the key in the error. The remedy works."""
+    """A sum beyond int64 raises an error with the key, in one batch or over several. A decimal column resolves it."""
     keyed = Keyed(aggregate(total=sum_("v")), LONGS)
     with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:  # noqa: PT012
         for values in batches:
@@ -152,7 +152,7 @@ def test_an_integer_sum_that_does_not_fit_fails(batches: list[list[int]]) -> Non
 
 
 def test_only_the_sum_of_a_whole_batch_must_fit() -> None:
-    """So the order of its rows does not matter."""
+    """Only the sum of the whole batch must fit into int64, so the order of its rows does not matter."""
     rows = rows_of([2**63 - 1, 2**63 - 1, -(2**63), 1], pa.int64())
     assert Keyed(aggregate(total=sum_("v")), LONGS).feed(rows) == [{"k": "a", "total": 2**63 - 1}]
 
@@ -160,7 +160,7 @@ def test_only_the_sum_of_a_whole_batch_must_fit() -> None:
 @pytest.mark.parametrize("times", [2, 5, 40])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_decimal_that_does_not_fit_fails(sign: int, times: int) -> None:
-    """A sum of more than 38 digits, whether it fits 128 bits or not, and a mean without room for four more digits."""
+    """A decimal sum of more than 38 digits, and a mean without room for four more digits, raise an error."""
     largest = Decimal(sign) * Decimal(6).scaleb(35)
     keyed = Keyed(aggregate(total=sum_("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 2))))
     assert keyed.feed(rows_of([largest], pa.decimal128(38, 2)))[0]["total"] == largest
@@ -176,7 +176,7 @@ def test_a_decimal_that_does_not_fit_fails(sign: int, times: int) -> None:
     [(pa.timestamp("us", "UTC"), 2**63 - 1), (pa.timestamp("us"), -(2**63)), (pa.date32(), 2**31 - 1)],
 )
 def test_a_key_beyond_pythons_dates_is_named_by_its_number(type: pa.DataType, value: int) -> None:
-    """The error is about the sum, not about its own text."""
+    """An error names a key beyond Python's dates by its number."""
     schema = pa.schema([("k", type), ("v", pa.int64())])
     with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:
         Keyed(aggregate(total=sum_("v")), schema).feed(
@@ -195,7 +195,7 @@ def test_a_key_beyond_pythons_dates_is_named_by_its_number(type: pa.DataType, va
     ],
 )
 def test_columns_that_cannot_be_aggregated_are_refused(accumulator: Accumulator, id: str, remedy: str) -> None:
-    """The remedy names the columns or the supported types."""
+    """Unknown columns and unsupported types are refused. The remedy has the columns or the supported types."""
     rows = pa.schema([("k", pa.int64()), ("v", pa.string()), ("list", pa.list_(pa.int64()))])
     with pytest.raises(ConfigError, match=id) as error:
         aggregate(bad=accumulator).declare(pa.schema([rows.field("k")]), rows)
@@ -205,13 +205,13 @@ def test_columns_that_cannot_be_aggregated_are_refused(accumulator: Accumulator,
 
 @pytest.mark.parametrize("compute", [aggregate(k=count()), aggregate(a=mean("v"), a_sum=sum_("v"))])
 def test_a_used_name_is_refused(compute: Aggregates) -> None:
-    """That of a key column, or of another aggregate's state."""
+    """A result name that is a key column, or a state column of another aggregate, is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0178"):
         compute.declare(pa.schema([LONGS.field("k")]), LONGS)
 
 
 def test_other_arguments_are_refused() -> None:
-    """None at all, or something else than an aggregate function."""
+    """An aggregate without functions, or with another object than an aggregate function, is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0174"):
         aggregate()
     with pytest.raises(ConfigError, match="RIFFLE-0175"):

@@ -1,4 +1,4 @@
-"""Running aggregates against Spark's own: same types, same values."""
+"""Running aggregates have the types and values of Spark's aggregates."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _comparable(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("type", VALUES, ids=str)
 @pytest.mark.sample(step=2)
 def test_running_aggregates_are_sparks(spark: SparkSession, type: pa.DataType) -> None:
-    """Over several batches every aggregate reaches Spark's type and value, floats to the last bit."""
+    """After several batches every aggregate has Spark's type and value, also the last bit of floats."""
     rows = _table(type)
     sums = pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)
     compute = aggregate(

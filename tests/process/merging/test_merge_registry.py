@@ -1,4 +1,4 @@
-"""Which of Spark's aggregate functions are supported, and with which buffers."""
+"""The registry has a merge function for each supported aggregate function of Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riffle_spark.process.merging.merged_sums import MergedSum
 
 
 def test_options_of_a_plan_reach_the_function() -> None:
-    """By Spark's names."""
+    """The options of a plan, by Spark's names, configure the merge function."""
     options = [("evalMode", "ANSI"), ("delimiter", "; "), ("percentages", "[0.25, 0.5]"), ("accuracy", "50")]
     merge = make_merge_function("Sum", [pa.int64()], options)
     assert merge == MergedSum("ANSI") == pickle.loads(pickle.dumps(merge))
@@ -25,7 +25,7 @@ def test_options_of_a_plan_reach_the_function() -> None:
 
 
 def test_unknown_functions_and_other_buffers_are_refused() -> None:
-    """The error names the function."""
+    """An unknown function, or one with other buffers, is refused. The error names it."""
     with pytest.raises(ConfigError, match=r"RIFFLE-0179.*Mode"):
         make_merge_function("Mode", [pa.int64()])
     for name in _MERGES:

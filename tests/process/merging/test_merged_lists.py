@@ -1,4 +1,4 @@
-"""Values that are collected: in order, each once, joined, and no more than a bound."""
+"""Collected values are merged in order, as lists, sets or joined texts, up to a maximum length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 12
 
 
 def ways(merge: MergeFunction, type: pa.DataType, rows: DrawnRows[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Yield for each group of each way its values that are not null, and what was made of them."""
+    """Yield the values of each group that are not null, and the merged result, for each way to split the rows."""
     for way in merged_ways(merge, [type], rows, lambda value: (value,)):
         for group in range(SIZE):
             yield [value for value in rows.of(group) if value is not None], way[group][0]
@@ -33,7 +33,7 @@ def ways(merge: MergeFunction, type: pa.DataType, rows: DrawnRows[Any]) -> Itera
 @pytest.mark.parametrize("type", [STRUCT], ids=str)
 @given(data=st.data())
 def test_lists_keep_the_order_of_rows(type: pa.DataType, data: st.DataObject) -> None:
-    """Without nulls; empty without values."""
+    """Property: a list has the values that are not null, in the order of rows. Without values it is empty."""
     rows = data.draw(rows_of_groups(st.none() | STRUCTS))
     for values, result in ways(MergedList(MOST), type, rows):
         assert result == values
@@ -42,7 +42,7 @@ def test_lists_keep_the_order_of_rows(type: pa.DataType, data: st.DataObject) ->
 @pytest.mark.parametrize("type", [STRUCT, pa.int64(), pa.float64()], ids=str)
 @given(data=st.data())
 def test_sets_keep_the_first_of_equal_values(type: pa.DataType, data: st.DataObject) -> None:
-    """A set has each value once, NaN too, in the order in which they came; 0.0 and -0.0 are one."""
+    """Property: a set has each value once, in the order of first appearance. NaN is one value, and 0.0 equals -0.0."""
     drawn = {STRUCT: STRUCTS, pa.int64(): st.integers(0, 3), pa.float64(): st.sampled_from([math.nan, 0.0, -0.0, 1.0])}
     rows = data.draw(rows_of_groups(st.none() | drawn[type]))
     for values, result in ways(MergedSet(MOST), type, rows):
@@ -55,7 +55,7 @@ def test_sets_keep_the_first_of_equal_values(type: pa.DataType, data: st.DataObj
 @pytest.mark.parametrize(("type", "delimiter"), [(pa.string(), ", "), (pa.string(), ""), (pa.binary(), b"-")], ids=str)
 @given(data=st.data())
 def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject) -> None:
-    """Texts and bytes are joined in the order of their rows, and null where there are none."""
+    """Property: texts and bytes are joined in the order of rows. Without values the result is null."""
     rows = data.draw(
         rows_of_groups(st.none() | (st.text(max_size=2) if type == pa.string() else st.binary(max_size=2)))
     )
@@ -65,7 +65,7 @@ def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject
 
 @given(rows=rows_of_groups(st.none() | st.integers(0, 2)), max_length=st.integers(0, 3))
 def test_a_list_that_is_too_long_fails(rows: DrawnRows[int | None], max_length: int) -> None:
-    """In a set only distinct values count."""
+    """Property: a list longer than the maximum raises an error. In a set only distinct values count."""
     values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
     for merge, longest in (
         (MergedList(max_length), max(map(len, values))),
@@ -79,6 +79,9 @@ def test_a_list_that_is_too_long_fails(rows: DrawnRows[int | None], max_length: 
 
 
 def test_sets_of_what_cannot_be_compared_are_refused() -> None:
-    """Maps have no order, and no equality in Spark either, so a set of them is refused; texts alone are joined."""
+    """A set of maps is refused, because Spark cannot compare maps.
+
+    Joining anything but texts and bytes is refused too.
+    """
     assert not MergedSet(MOST).state_types([pa.map_(pa.string(), pa.int64())])
     assert not MergedText(MOST, "").state_types([pa.int64()])

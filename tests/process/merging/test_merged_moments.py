@@ -1,4 +1,4 @@
-"""Moments about a mean merge to what exact arithmetic finds over all values at once."""
+"""Moments about a mean merge to those of all values in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Pair: TypeAlias = tuple[float, float]
 
 
 def near(number: Fraction) -> object:
-    """Return what a double that was computed with care has to be near to."""
+    """Return an approximation that a carefully computed double must match."""
     return pytest.approx(float(number), rel=1e-8, abs=1e-4)
 
 
 def central(values: list[float], order: int) -> list[Fraction]:
-    """Return count, mean and moments up to an order, exactly."""
+    """Return the exact count, mean and central moments up to an order."""
     exact = [Fraction(value) for value in values]
     mean = sum(exact, Fraction(0)) / max(len(exact), 1)
     powers = (sum(((value - mean) ** power for value in exact), Fraction(0)) for power in range(2, order + 1))
@@ -44,7 +44,7 @@ def moments(value: float | None, order: int) -> tuple[float, ...]:
 
 @given(rows=rows_of_groups(st.none() | NUMBERS), far=FAR, order=st.sampled_from([2, 3, 4]))
 def test_moments_are_those_of_all_values(rows: DrawnRows[float | None], far: float, order: int) -> None:
-    """They equal one pass in exact arithmetic, near zero and far from it."""
+    """Property: merged moments are those of one exact pass, for values near zero and far from it."""
     rows = replace(rows, values=[None if value is None else far + value for value in rows.values])
     for way in merged_ways(MergedMoments(order), [DOUBLE] * (order + 1), rows, lambda value: moments(value, order)):
         for group, moments_of_group in enumerate(way):
@@ -59,7 +59,7 @@ def pairs(value: Pair | None, count: int) -> tuple[float, ...]:
 
 @given(rows=rows_of_groups(st.none() | PAIRS), far=FAR, squares=st.booleans())
 def test_moments_of_pairs_are_those_of_all_pairs(rows: DrawnRows[Pair | None], far: float, squares: bool) -> None:
-    """Means, the sum of products and those of squares equal one pass in exact arithmetic."""
+    """Property: merged means, sums of products and sums of squares are those of one exact pass."""
     count = 6 if squares else 4
     rows = replace(rows, values=[value and (value[0] - far, value[1] + far) for value in rows.values])
     for way in merged_ways(MergedCoMoments(squares), [DOUBLE] * count, rows, lambda value: pairs(value, count)):
@@ -74,7 +74,7 @@ def test_moments_of_pairs_are_those_of_all_pairs(rows: DrawnRows[Pair | None], f
 
 @given(rows=rows_of_groups(st.none() | PAIRS))
 def test_a_regression_is_its_two_parts(rows: DrawnRows[Pair | None]) -> None:
-    """A regression's buffers are those of the pairs, and beside them those of x."""
+    """Property: the buffers of a regression are those of the covariance of the pairs and of the variance of x."""
 
     def both(value: Pair | None) -> tuple[float, ...]:
         return (*pairs(value, 4), *moments(value and value[0], 2))
@@ -88,7 +88,7 @@ def test_a_regression_is_its_two_parts(rows: DrawnRows[Pair | None]) -> None:
 
 @given(value=st.floats(allow_nan=False, allow_infinity=False), codes=st.lists(st.integers(0, SIZE - 2), max_size=9))
 def test_equal_numbers_do_not_vary(value: float, codes: list[int]) -> None:
-    """Numbers that are all the same have that mean and moments of exactly zero, however large they are."""
+    """Property: equal numbers have that mean and moments of exactly zero, also if they are large."""
     rows = DrawnRows(codes, [value] * len(codes), [len(codes) // 2, len(codes)])
     for way in merged_ways(MergedMoments(4), [DOUBLE] * 5, rows, lambda number: moments(number, 4)):
         assert way == [(codes.count(i), value if i in codes else 0.0, 0.0, 0.0, 0.0) for i in range(SIZE)]
@@ -96,7 +96,7 @@ def test_equal_numbers_do_not_vary(value: float, codes: list[int]) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_makes_nan(value: float) -> None:
-    """One value that is not finite makes the moments NaN, since Spark's one-row buffer says so already."""
+    """One value that is not finite makes the moments of its group NaN, because its one-row buffer has NaN."""
     rows = DrawnRows([0, 0, 1], [1.0, value, 2.0], [1, 3])
 
     def buffer(number: float) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Least and greatest values, first and last ones, in Spark's order of values and the rows' own."""
+"""Minima and maxima merge by Spark's order of values, and first and last values by the order of rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ORDERED: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 
 def compared(left: Any, right: Any) -> int:
-    """Compare two values as Spark orders them: null first, NaN last, text by bytes."""
+    """Compare two values in Spark's order: null first, NaN last, text by bytes."""
     if left is None or right is None:
         return (left is not None) - (right is not None)
     if isinstance(left, dict):
@@ -69,15 +69,15 @@ def plain(value: Any) -> Any:
 spark_order: Callable[[Any], Any] = cmp_to_key(compared)
 
 
-def told(value: Any) -> str:
-    """Return a text that is the same for the same value, NaN and the sign of zero included."""
+def exact_text(value: Any) -> str:
+    """Return a text that is equal for equal values. NaN equals NaN, and 0.0 and -0.0 differ."""
     return repr(value)
 
 
 @pytest.mark.parametrize("type", ORDERED, ids=str)
 @given(data=st.data())
 def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObject) -> None:
-    """Values rank as Spark compares them, alike where it takes them for equal, in slices of arrays too."""
+    """Property: ranks have Spark's order, and equal values have equal ranks, also in slices of arrays."""
     values, start = data.draw(st.lists(ORDERED[type], max_size=8)), data.draw(st.integers(0, 3))
     rank = rank_values(pa.array(values, type).slice(start))
     values = values[start:]
@@ -88,7 +88,7 @@ def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObjec
 
 
 def test_lists_of_many_different_elements_are_ordered() -> None:
-    """Lists rank by their first elements, however many different ones there are, and a beginning before the whole."""
+    """Lists are ordered by their first elements, and a prefix is before the longer list."""
     values = [[number, *rest] for number in range(600) for rest in ([], [3])]
     assert (np.diff(rank_values(pa.array(values, pa.list_(pa.int64())))) > 0).all()
 
@@ -96,19 +96,19 @@ def test_lists_of_many_different_elements_are_ordered() -> None:
 @pytest.mark.parametrize("type", ORDERED, ids=str)
 @given(data=st.data(), greatest=st.booleans())
 def test_the_first_extreme_stays(type: pa.DataType, data: st.DataObject, greatest: bool) -> None:
-    """Max and min keep the first of equal extremes, and null without values."""
+    """Property: max and min return the first of equal extremes, and null without values."""
     rows = data.draw(rows_of_groups(st.none() | ORDERED[type]))
     choose = max if greatest else min
     for way in merged_ways(MergedExtreme(greatest), [type], rows, lambda value: (value,)):
         values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
         expected = [choose(group_values, key=spark_order) if group_values else None for group_values in values]
-        assert [told(value) for (value,) in way] == [told(value) for value in expected]
+        assert [exact_text(value) for (value,) in way] == [exact_text(value) for value in expected]
 
 
 @pytest.mark.parametrize("type", [pa.int8(), PAIR], ids=str)
 @given(data=st.data(), greatest=st.booleans())
 def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject, greatest: bool) -> None:
-    """In max_by and min_by rows without an order value are ignored; null values are not."""
+    """Property: max_by and min_by return the last row with the extreme. Rows with a null order are ignored."""
     ordering = st.integers(0, 2) if type == pa.int8() else ORDERED[type]
     rows = data.draw(
         rows_of_groups(st.tuples(st.none() | st.lists(st.integers(0, 9), max_size=2), st.none() | ordering))
@@ -121,7 +121,7 @@ def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject
         for group, result in enumerate(way):
             present = [row for row in rows.of(group) if row[1] is not None]
             expected = choose(reversed(present), key=lambda row: spark_order(row[1]), default=(None, None))
-            assert told(result) == told(expected)
+            assert exact_text(result) == exact_text(expected)
 
 
 @given(
@@ -130,7 +130,7 @@ def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject
     ignores_nulls=st.booleans(),
 )
 def test_picks_follow_the_order_of_rows(rows: DrawnRows[list[int] | None], latest: bool, ignores_nulls: bool) -> None:
-    """First and last pick null values too, unless nulls are ignored."""
+    """Property: first and last also return null values, unless nulls are ignored."""
     buffers = [pa.list_(pa.int64()), pa.bool_()]
     for way in merged_ways(
         MergedPick(latest), buffers, rows, lambda value: (value, value is not None or not ignores_nulls)
@@ -150,7 +150,7 @@ def test_picks_follow_the_order_of_rows(rows: DrawnRows[list[int] | None], lates
     ids=str,
 )
 def test_what_spark_does_not_order_is_refused(type: pa.DataType) -> None:
-    """Values without an order in Spark have no extreme."""
+    """Min, max, min_by and max_by refuse types without an order in Spark."""
     assert not is_ordered(type)
     assert not MergedExtreme(greatest=True).state_types([type])
     assert not MergedExtremeBy(greatest=True).state_types([pa.int64(), type])

@@ -1,4 +1,4 @@
-"""Registers of hashes merge as those of all hashes at once, and values so that their ranks stay."""
+"""Sketches of distinct counts and quantiles merge to those of all values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HASHES = (
 
 
 def words(hashes: list[int], bits: int) -> tuple[int, ...]:
-    """Return Spark's words of hashes, one by one as it adds them to its buffer."""
+    """Return the words of Spark's HyperLogLog++ buffer after adding these hashes."""
     registers = [0] * (2**bits // 10 + 1) * 10
     for hashed in hashes:
         unsigned = hashed % 2**64
@@ -36,7 +36,7 @@ def words(hashes: list[int], bits: int) -> tuple[int, ...]:
 @pytest.mark.parametrize(("relative_error", "bits"), [(0.05, 9), (0.2, 5)])
 @given(rows=rows_of_groups(HASHES))
 def test_words_are_those_of_all_hashes(relative_error: float, bits: int, rows: DrawnRows[int | None]) -> None:
-    """A group's words are those that Spark makes of its hashes, and zeros for a group without any."""
+    """Property: the words of a group are those of Spark for its hashes, and zeros without hashes."""
     for way in merged_ways(MergedDistinct(relative_error), [pa.int64()], rows, lambda hashed: (hashed,)):
         for group in range(SIZE):
             hashes = [hashed for hashed in rows.of(group) if hashed is not None]
@@ -44,7 +44,7 @@ def test_words_are_those_of_all_hashes(relative_error: float, bits: int, rows: D
 
 
 def test_what_is_kept_grows_with_the_values() -> None:
-    """One value takes one number, and the same value again takes no other."""
+    """The state grows by one number per distinct hash. More registers need a wider type."""
     rows = DrawnRows([0, 0, 1], [5, 5, 7], [1, 3])
     merge = MergedDistinct(0.05)
     assert len(list(merged_ways(merge, [pa.int64()], rows, lambda hashed: (hashed,)))) == 4
@@ -57,7 +57,7 @@ PERCENTAGES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 
 @given(rows=rows_of_groups(st.none() | st.integers(-9, 9)))
 def test_few_values_have_their_own_ranks(rows: DrawnRows[int | None]) -> None:
-    """What is asked for is the value that so many are at most; a group without values has none."""
+    """Property: with few values each percentile is exact. A group without values has null."""
     for way in merged_ways(MergedQuantiles(100, PERCENTAGES), [pa.int64()], rows, lambda value: (value,)):
         for group in range(SIZE):
             values = sorted(value for value in rows.of(group) if value is not None)
@@ -79,7 +79,7 @@ ORDERS: dict[str, Callable[[int], IndexArray]] = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
-    """Whatever their order, and with far fewer kept; a group beside them that has few is exact."""
+    """With many values in any order the ranks stay within the accuracy, and the state stays small."""
     accuracy, size, batches = 50, 60_000, 40
     percentages = tuple(np.linspace(0, 1, 101))
     merge = MergedQuantiles(accuracy, percentages)
@@ -100,7 +100,7 @@ def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
 
 
 def test_sketches_of_several_groups_become_one() -> None:
-    """As sessions do: ranks are those among all values."""
+    """Sketches of several groups merge into one, as in sessions, with ranks among all values."""
     merge = MergedQuantiles(50, (0.25, 0.5))
     (kind,) = merge.state_types([pa.float64()])
     values = np.random.default_rng(5).permutation(20_000) / 20_000

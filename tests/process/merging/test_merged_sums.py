@@ -1,4 +1,4 @@
-"""Counts, sums, averages, products and bits merge as the values would add up in one pass."""
+"""Counts, sums, averages, products and bits merge to those of one pass over all values."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def known(values: list[Any]) -> list[Any]:
 
 
 def wrapped(number: int) -> int:
-    """Return what 64 bits hold of a number."""
+    """Return a number modulo 2 to the 64, as a signed number."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def same(value: Any) -> Any:
-    """Return what a double has to be equal to, NaN being like itself."""
+    """Return an approximation of a double. NaN equals NaN."""
     return pytest.approx(value, nan_ok=True) if isinstance(value, float) else value
 
 
 @given(rows=rows_of_groups(st.integers(0, 9)))
 def test_counts_add_up(rows: DrawnRows[int]) -> None:
-    """A count is the sum of counts, and 0 for a group without rows."""
+    """Property: a count is the sum of counts, and 0 for a group without rows."""
     for way in merged_ways(MergedCount(), [pa.int64()], rows, lambda count: (count,)):
         assert way == [(sum(rows.of(group)),) for group in range(SIZE)]
 
 
 @given(rows=rows_of_groups(LONGS))
 def test_long_sums_wrap_outside_ansi_mode(rows: DrawnRows[int | None]) -> None:
-    """A sum of whole numbers is taken modulo 2 to the 64, and null where there is nothing but nulls."""
+    """Property: a legacy sum of integers wraps at 64 bits. It is null if all values are null."""
     for way in merged_ways(MergedSum("LEGACY"), [pa.int64()], rows, lambda value: (value,)):
         sums = [known(rows.of(group)) for group in range(SIZE)]
         assert way == [(wrapped(sum(values)) if values else None,) for values in sums]
@@ -57,7 +57,7 @@ def test_long_sums_wrap_outside_ansi_mode(rows: DrawnRows[int | None]) -> None:
 
 @given(rows=rows_of_groups(st.integers(2**61, 2**62)))
 def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> None:
-    """In ANSI mode a sum that does not fit raises Spark's class of error, and any other is exact."""
+    """Property: in ANSI mode a sum beyond int64 raises an error, and any other sum is exact."""
     sums = [sum(rows.of(group)) for group in range(SIZE)]
     ways = merged_ways(MergedSum("ANSI"), [pa.int64()], rows, lambda value: (value,))
     if max(sums) < 2**63:
@@ -69,7 +69,7 @@ def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> No
 
 @pytest.mark.parametrize(("low", "high"), [(2**62, -1), (-(2**62), 1)])
 def test_only_what_a_batch_leaves_has_to_fit(low: int, high: int) -> None:
-    """Within a batch a sum may pass what fits, whatever the order of its rows."""
+    """Within a batch a partial sum may exceed int64. Only the sum of the batch must fit."""
     rows = DrawnRows([0, 0, 0], [low, low, high * 2**62], [3])
     for way in merged_ways(MergedSum("ANSI"), [pa.int64()], rows, lambda value: (value,)):
         assert way[0] == (low,)
@@ -77,7 +77,7 @@ def test_only_what_a_batch_leaves_has_to_fit(low: int, high: int) -> None:
 
 @given(rows=rows_of_groups(GAINS))
 def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]) -> None:
-    """A decimal's sum is exact to the last digit of its type, and null once it has more."""
+    """Property: a decimal sum is exact. Once it exceeds its type it stays null."""
     buffers = [MONEY, pa.bool_()]
     for way in merged_ways(MergedSum("LEGACY"), buffers, rows, lambda value: (value or Decimal(0), value is None)):
         for group, (total, is_empty) in enumerate(way):
@@ -88,7 +88,7 @@ def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]
 
 @given(rows=rows_of_groups(GAINS))
 def test_decimal_averages_keep_their_count_where_the_sum_is_lost(rows: DrawnRows[Decimal | None]) -> None:
-    """An average's sum is null once it did not fit, and its count goes on."""
+    """Property: the sum of a decimal average stays null once it exceeds its type. Its count is still right."""
     buffers = [MONEY, pa.int64()]
     for way in merged_ways(
         MergedAverage("ANSI"), buffers, rows, lambda value: (value or Decimal(0), int(value is not None))
@@ -101,7 +101,7 @@ def test_decimal_averages_keep_their_count_where_the_sum_is_lost(rows: DrawnRows
 
 @given(rows=rows_of_groups(FLOATS))
 def test_doubles_add_up(rows: DrawnRows[float | None]) -> None:
-    """Sums and averages of doubles are those of one pass, with NaN and infinities as IEEE 754 has them."""
+    """Property: sums and averages of doubles are those of one pass, with NaN and infinities as in IEEE 754."""
     for way in merged_ways(MergedSum("ANSI"), [pa.float64()], rows, lambda value: (value,)):
         sums = [known(rows.of(group)) for group in range(SIZE)]
         assert way == [(same(sum(values, 0.0) if values else None),) for values in sums]
@@ -112,7 +112,7 @@ def test_doubles_add_up(rows: DrawnRows[float | None]) -> None:
 
 
 def test_a_sum_of_minus_zeros_is_zero() -> None:
-    """Spark begins a sum with 0.0, so -0.0 alone adds up to 0.0."""
+    """A sum of -0.0 alone is 0.0, because Spark starts a sum with 0.0."""
     rows = DrawnRows([0], [-0.0], [1])
     for way in merged_ways(MergedSum("ANSI"), [pa.float64()], rows, lambda value: (value,)):
         assert math.copysign(1, way[0][0]) == 1
@@ -123,7 +123,7 @@ SPANS = st.none() | st.integers(2**60, 2**62).map(lambda micros: timedelta(micro
 
 @given(rows=rows_of_groups(SPANS))
 def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[timedelta | None]) -> None:
-    """A sum of intervals that does not fit fails in any mode; of ``try_avg`` it is null for good."""
+    """Property: a sum of intervals that does not fit raises an error in any mode. With ``try_avg`` it stays null."""
     totals = [known(rows.of(group)) for group in range(SIZE)]
     micros = [sum(value // timedelta(microseconds=1) for value in values) for values in totals]
     buffers = [pa.duration("us"), pa.int64()]
@@ -147,7 +147,7 @@ def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[time
 
 @given(rows=rows_of_groups(st.none() | st.sampled_from([0.5, -2.0, 4.0, math.inf, math.nan, 0.0])))
 def test_products_multiply(rows: DrawnRows[float | None]) -> None:
-    """A product is that of one pass, and null where there is nothing but nulls."""
+    """Property: a product is that of one pass, and null if all values are null."""
     for way in merged_ways(MergedProduct(), [pa.float64()], rows, lambda value: (value,)):
         factors = [known(rows.of(group)) for group in range(SIZE)]
         assert way == [(same(math.prod(values, start=1.0) if values else None),) for values in factors]
@@ -159,7 +159,7 @@ BITS: dict[str, Callable[[int, int], int]] = {"and": int.__and__, "or": int.__or
 @pytest.mark.parametrize("operation", BITS)
 @given(rows=rows_of_groups(st.none() | st.integers(-128, 127)))
 def test_bits_combine(operation: Any, rows: DrawnRows[int | None]) -> None:
-    """Bits combine as whole numbers of their own width do, and are null where there is nothing but nulls."""
+    """Property: bits combine as those of plain integers. The result is null if all values are null."""
     for way in merged_ways(MergedBits(operation), [pa.int8()], rows, lambda value: (value,)):
         numbers = [known(rows.of(group)) for group in range(SIZE)]
         assert way == [(reduce(BITS[operation], values) if values else None,) for values in numbers]

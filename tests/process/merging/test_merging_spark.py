@@ -1,4 +1,4 @@
-"""Aggregates of wrapped streams, which slots merge, are Spark's own, for every function and type."""
+"""Aggregates of wrapped streams have Spark's results for every supported function and type."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ QUERIES: dict[str, Sequence[str]] = {
         "hll_union(hll_sketch_agg(number), hll_union_agg(sketch))",
     )],
 }  # fmt: skip
-"""Every function of the registry, by what they have in common; ``number`` is the row's."""
+"""Every function of the registry, by kind. ``number`` is the number of the row."""
 
 if spark_version.startswith("3.5."):
     QUERIES = {
@@ -113,19 +113,19 @@ ONLY_SPARK4 = {"ListAgg"} if spark_version.startswith("3.5.") else set()
 ESTIMATES = [f"approx_count_distinct({name})" for name in VALUES] + [
     "approx_count_distinct(number, 0.01)", "approx_count_distinct(number) filter (where truth)",
 ]  # fmt: skip
-"""They are imperative, and so a query of their own."""
+"""Spark aggregates them in a separate, imperative way, so they are a separate query."""
 
 OVERFLOWS = (ArithmeticException, Py4JJavaError)
-"""The second if Spark 3.5 collects a frame as Arrow."""
+"""Exceptions of an overflow. Spark 3.5 raises the second one if it collects a frame as Arrow."""
 OVERFLOWING = {
     "true": ("sum(huge)", "sum(edge)", "avg(edge)", "sum(far)", "avg(far)"),
     "false": ("sum(far)", "avg(far)"),
 }
-"""What raises, by whether Spark is in ANSI mode."""
+"""Aggregates that overflow, by the value of Spark's ANSI setting."""
 
 
 def drawn() -> pa.Table:
-    """Return rows of all types under keys; a third of the values is null, and some keys have nothing but nulls."""
+    """Return rows of all types. A third of the values is null, and one key has only nulls."""
     chance = random.Random(13)
     keys = [chance.randrange(KEYS) for _ in range(ROWS)]
     columns = {
@@ -139,7 +139,7 @@ def drawn() -> pa.Table:
 
 
 def _sketch(chance: random.Random, bits: list[int]) -> bytes | None:
-    """Return a sketch of some values as another program may make it, or none."""
+    """Return a sketch of random values, as another program may write it, or none."""
     sketch = datasketches.hll_sketch(chance.choice(bits), datasketches.tgt_hll_type.HLL_4)
     for value in chance.sample(range(50), chance.randint(0, 12)):
         sketch.update(value)
@@ -148,7 +148,7 @@ def _sketch(chance: random.Random, bits: list[int]) -> bytes | None:
 
 
 def comparable(value: Any) -> Any:
-    """Return a value that is equal to another one if Spark's are the same, floats apart, which are compared nearly."""
+    """Return a value that compares equal if Spark's value is the same. Floats are compared approximately."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else pytest.approx(value, rel=1e-9, abs=1e-9)
     if isinstance(value, dict):
@@ -159,7 +159,7 @@ def comparable(value: Any) -> Any:
 
 
 def as_set(values: list[Any]) -> list[str]:
-    """Return a set's values in one order, each once: Spark 4.0 keeps every NaN, Spark 4.3 one. It makes 0.0 of -0.0."""
+    """Return the distinct values of a set in one order, with -0.0 as 0.0. Versions of Spark differ in both."""
     return sorted({repr(value).replace("-0.0", "0.0") for value in values})
 
 
@@ -175,7 +175,7 @@ def by_key(rows: Iterable[Row]) -> dict[int, dict[str, Any]]:
 
 
 def column(text: str) -> Column:
-    """Return an aggregate of SQL, or the one that SQL has not."""
+    """Return the aggregate of a SQL text. `product` is a function of Python only."""
     expression = F.product(text[8:-1]) if text.startswith("product(") else F.expr(text)
     return expression.alias(text)
 
@@ -185,13 +185,13 @@ CASES = [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", 
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> DataFrame:
-    """The rows, in one part: their order is theirs."""
+    """Return the rows as a frame of one partition, so that their order is fixed."""
     return frame_of_table(spark, drawn()).localCheckpoint()
 
 
 @pytest.fixture(scope="module")
 def stream(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    """A wrapped stream of such rows."""
+    """Return a wrapped stream of the schema of these rows."""
     return stream_of(rows, str(tmp_path_factory.mktemp("rows")))
 
 
@@ -208,8 +208,9 @@ def aggregated(frame: DataFrame, texts: Sequence[str]) -> DataFrame:
 def test_merged_buffers_are_sparks_aggregate(
     spark: SparkSession, rows: DataFrame, stream: DataFrame, name: str, ansi: str
 ) -> None:
-    """For every supported function, Spark makes of our merged buffers what its own aggregate gives, whether all rows
-    came at once or in several batches.
+    """For every supported function, Spark's result from merged buffers is that of its own aggregate.
+
+    Rows in one batch and rows in several batches give the same result.
     """
     spark.conf.set(ANSI, ansi)
     texts = [text for text in QUERIES[name] if text not in OVERFLOWING[ansi]]
@@ -223,7 +224,7 @@ def test_merged_buffers_are_sparks_aggregate(
 
 
 def test_merged_hashes_are_sparks_estimates(rows: DataFrame, stream: DataFrame) -> None:
-    """For every type that Spark hashes, what it estimates from our registers is what it estimates itself."""
+    """For every type that Spark hashes, the estimates from merged registers are those of Spark."""
     rows, stream = (frame.withColumn("k", F.col("k") % 3) for frame in (rows, stream))
     found, (spec,) = answer(aggregated(stream, ESTIMATES), rows, batches=BATCHES)
     assert {function.function for function in spec.functions} == HASHED
@@ -235,7 +236,7 @@ def test_merged_hashes_are_sparks_estimates(rows: DataFrame, stream: DataFrame) 
 def test_a_sum_that_does_not_fit_raises_where_sparks_does(
     spark: SparkSession, rows: DataFrame, stream: DataFrame, ansi: str, text: str
 ) -> None:
-    """In ANSI mode sums of whole numbers and decimals raise as in Spark, those of intervals in both modes."""
+    """In ANSI mode, sums of integers and decimals overflow with Spark's error. Sums of intervals do in both modes."""
     spark.conf.set(ANSI, ansi)
     with pytest.raises(OVERFLOWS, match=r"ARITHMETIC_OVERFLOW"):
         aggregated(rows, [text]).collect()
@@ -245,7 +246,7 @@ def test_a_sum_that_does_not_fit_raises_where_sparks_does(
 
 @pytest.mark.long
 def test_every_known_function_is_compared(spark: SparkSession, stream: DataFrame) -> None:
-    """The queries have every function that the registry knows."""
+    """The queries contain every function of the registry."""
     spark.conf.set(ANSI, "false")
     cuts = [cut_of(aggregated(stream, texts)) for texts in QUERIES.values()]
     specs = [read_aggregate(cut.reader, stage.node).spec for cut in cuts for stage in cut.stages]

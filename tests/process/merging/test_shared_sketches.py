@@ -1,4 +1,4 @@
-"""Sketches of hashes, and unions of sketches, are as the library has them of all values."""
+"""Sketches of hashes and unions of sketches have the estimates of the `datasketches` library for all values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2) | st.sampled_from(
 
 
 def coupon(first: int, second: int) -> int:
-    """Return what a sketch keeps of a hash of two words."""
+    """Return the coupon that a sketch stores for a hash of two words."""
     zeros = 64 - (second % 2**64).bit_length()
     return (min(zeros, 62) + 1) << 26 | first % 2**26
 
 
 def estimate(sketch: bytes) -> float:
-    """Return what the library makes of a sketch."""
+    """Return the library's estimate of a sketch."""
     return float(datasketches.hll_sketch.deserialize(sketch).get_estimate())
 
 
 @pytest.mark.parametrize("bits", [8, 21])
 @given(rows=rows_of_groups(st.none() | st.tuples(LONGS, LONGS)))
 def test_sketches_have_the_coupons_of_all_hashes(bits: int, rows: DrawnRows[tuple[int, int] | None]) -> None:
-    """Few are told apart to the last; a group without values has an empty sketch."""
+    """Property: few hashes are counted exactly. A group without values has an empty sketch."""
     for way in merged_ways(HashSketch(bits), [WORDS], rows, lambda words: (words,)):
         for group in range(SIZE):
             coupons = {coupon(*words) for words in rows.of(group) if words is not None}
@@ -44,7 +44,7 @@ def test_sketches_have_the_coupons_of_all_hashes(bits: int, rows: DrawnRows[tupl
 
 @pytest.mark.parametrize("bits", [7, 12])
 def test_sketches_of_many_hashes_are_as_near_as_the_library_has_it(bits: int) -> None:
-    """Whether they come at once or in batches; what is kept does not grow any more."""
+    """The estimate of many hashes has the error of the library, in one batch or in several. The size is bounded."""
     size, batches, merge = 30_000, 30, HashSketch(bits)
     words = np.random.default_rng(bits).integers(-(2**63), 2**63, (size, 2))
     rows, codes = pa.array(list(words), WORDS), np.arange(size) % 2
@@ -59,7 +59,7 @@ def test_sketches_of_many_hashes_are_as_near_as_the_library_has_it(bits: int) ->
 
 
 def sketch_of(values: range, bits: int = 12) -> bytes:
-    """Return a sketch that another program made."""
+    """Return a sketch as another program may write it."""
     sketch = datasketches.hll_sketch(bits)
     for value in values:
         sketch.update(value)
@@ -71,7 +71,7 @@ SKETCHES = [sketch_of(range(start, start + count)) for start, count in ((0, 0), 
 
 @given(rows=rows_of_groups(st.none() | st.sampled_from(SKETCHES)))
 def test_unions_have_the_values_of_all_sketches(rows: DrawnRows[bytes | None]) -> None:
-    """Of each group; the union of none is empty."""
+    """Property: the union of a group has the values of all its sketches. Without sketches it is empty."""
     of = {
         sketch: set(range(start, end))
         for sketch, start, end in zip(SKETCHES, (0, 0, 0, 10, 0), (0, 1, 20, 30, 90), strict=True)
@@ -83,7 +83,7 @@ def test_unions_have_the_values_of_all_sketches(rows: DrawnRows[bytes | None]) -
 
 
 def test_sketches_that_differ_are_united_where_that_is_asked_for() -> None:
-    """The union has the least of their numbers of registers; else it is refused in Spark's words."""
+    """A union of different sizes is refused unless it is allowed. The result then has the smallest size."""
     rows, nothing = pa.array([sketch_of(range(900), 11), sketch_of(range(900), 9)]), [pa.nulls(1, pa.binary())]
     groups = Groups(np.zeros(2, dtype=np.int64), 1)
     (result,) = SketchUnion(may_differ=True).fold([rows], nothing, groups)
@@ -95,7 +95,7 @@ def test_sketches_that_differ_are_united_where_that_is_asked_for() -> None:
 
 
 def test_without_the_library_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its name, before anything is computed."""
+    """Without the `datasketches` library the query is refused, and the remedy has the command that installs it."""
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(ConfigError, match="RIFFLE-0183") as refused:
         import_sketches_library()

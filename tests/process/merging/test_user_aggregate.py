@@ -1,4 +1,4 @@
-"""Aggregate functions of users' own merge as if all rows had come at once; what breaks its declaration is told."""
+"""User-defined aggregates merge to the result of all rows at once. Results that break the declaration are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = st.none() | st.integers(-9, 9)
 
 
 def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
-    """Return the merge of a function with such arguments."""
+    """Return the merge function of a user-defined aggregate with arguments of these types."""
     merge = make_merge_function("PythonUDAF", [type], user_function=own)
     assert isinstance(merge, MergedByUser)
     return merge
@@ -32,14 +32,20 @@ def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
 
 @given(rows=rows_of_groups(NUMBERS))
 def test_values_come_in_their_order(rows: DrawnRows[int | None]) -> None:
-    """Rows of one batch and of several, and states of groups that become one; nulls of a row are values like others."""
+    """Property: values arrive in the order of rows, in one batch, in several, and in merged groups.
+
+    Nulls are included.
+    """
     for way in merged_ways(merged(Latest(3), LONG), [LONG], rows, lambda value: ({"0": value},)):
         assert way == [(rows.of(group)[-3:],) for group in range(SIZE)]
 
 
 @given(rows=rows_of_groups(st.tuples(NUMBERS, st.integers(0, 3))))
 def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int]]) -> None:
-    """Several columns, whose types are cast; at once they answer the same, as a function of pandas has them."""
+    """Property: several arguments are cast to the declared types.
+
+    A pandas-style call with all rows returns the same.
+    """
     own = merged(WeightedMean(), PAIR)
     ways = list(merged_ways(own, [PAIR], rows, lambda row: ({"0": row[0], "1": row[1]},)))
     for group in range(SIZE):
@@ -54,7 +60,7 @@ def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int
 
 @given(rows=rows_of_groups(st.tuples(NUMBERS, st.none() | st.sampled_from("ab"))))
 def test_the_greatest_rows_are_kept(rows: DrawnRows[tuple[int | None, str | None]]) -> None:
-    """By their first column and then the second; nulls come last."""
+    """Property: the greatest rows are kept by the first column, then by the second. Nulls are last."""
     type = pa.struct([("0", pa.int64()), ("1", pa.string())])
     own = merged(TopRows(3, "n bigint, s string"), type)
     for way in merged_ways(own, [type], rows, lambda row: ({"0": row[0], "1": row[1]},)):
@@ -65,7 +71,7 @@ def test_the_greatest_rows_are_kept(rows: DrawnRows[tuple[int | None, str | None
 
 @pytest.mark.parametrize("type", [pa.int64(), PAIR, pa.struct([("0", pa.list_(pa.int64()))])])
 def test_other_arguments_are_refused_when_the_query_is_built(type: pa.DataType) -> None:
-    """A function that is called with too many columns, or with those that cannot become what it declares."""
+    """Too many arguments, or arguments that cannot be cast to the declared types, are refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0180"):
         merged(Latest(3), type)
 
@@ -86,7 +92,7 @@ WRONG: dict[str, tuple[str, Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_result_that_is_not_as_declared_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the function."""
+    """Results of other types or lengths, and exceptions, raise an error that names the function."""
     method, replacement, id = WRONG[name]
     monkeypatch.setattr(Latest, method, staticmethod(replacement))
     own = merged(Latest(3), LONG)
@@ -96,7 +102,7 @@ def test_a_result_that_is_not_as_declared_is_refused(name: str, monkeypatch: pyt
 
 
 def test_an_argument_that_cannot_be_cast_is_refused() -> None:
-    """A fraction is not an integer."""
+    """An argument that cannot be cast is refused: a fraction is not an integer."""
     with pytest.raises(UserFunctionError, match="RIFFLE-0186"):
         _folded(merged(Latest(3), pa.struct([("0", pa.float64())])), {"0": 1.5})
 

@@ -1,5 +1,6 @@
-"""A query is cut at its stateful nodes, whatever it was written with: inputs below, stages, pieces between, and one on
-top. Its plans were recorded in each version of Spark.
+"""A plan is cut at its stateful nodes into inputs, stages, the pieces between them, and one piece on top.
+
+The plans were recorded with each supported version of Spark.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SHAPES = {
     "an order in complete mode": "aggregate(input 0); GlobalLimit LocalLimit Sort stage 0",
     "no state at all": "",
 }
-"""Of each stage its kind and what it reads, and the piece on top by its own nodes."""
+"""The expected cut of each query: for each stage its kind and its inputs, then the nodes of the top piece."""
 REFUSED_NODES = {
     "limit": "append",
     "watermark": "update",
@@ -63,11 +64,11 @@ REFUSED_NODES = {
     "table_alone": "append",
     "table_outer": "append",
 }
-"""Refusals of nodes, and an output mode that Spark allows there."""
+"""Refused nodes, each with an output mode that Spark allows for it."""
 
 
 def shape_of(parts: CutPlan) -> str:
-    """Return a cut in a line."""
+    """Return a cut as one line of text."""
 
     def described(part: Input | PlanPiece) -> str:
         if isinstance(part, Input):
@@ -85,14 +86,14 @@ def _check(parts: CutPlan, mode: str) -> None:
 
 
 def test_there_are_plans_of_each_line() -> None:
-    """The newest Spark 3.5, and the oldest and the newest Spark 4 that is supported."""
+    """Plans are recorded for the newest Spark 3.5, and for the oldest and the newest supported Spark 4."""
     assert VERSIONS == ["3.5.9", "4.0.5", "4.3.0"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_query_is_cut_at_its_stateful_nodes(name: str, version: str) -> None:
-    """Stages are counted from the sources on, and the marks are removed from every part."""
+    """A query is cut at its stateful nodes. Stages are numbered from the sources, and no part has a mark."""
     parts = cut_plan(plan_of(version, name).plan)
     if not SHAPES[name]:
         assert (parts.stages, parts.inputs, parts.top.holes) == ((), (), ())
@@ -104,7 +105,7 @@ def test_a_query_is_cut_at_its_stateful_nodes(name: str, version: str) -> None:
 
 
 def test_a_mark_below_another_one_is_removed_alone() -> None:
-    """A stream may be wrapped twice, with nodes of the query between and below the marks."""
+    """A stream may be wrapped twice. Each mark is removed, and the query's nodes between and below them stay."""
 
     def node(kind: str, *children: PlanNode, **expressions: tuple[Expression, ...]) -> PlanNode:
         return PlanNode(kind, children, expressions, {}, is_streaming=True, handle=0)
@@ -126,7 +127,7 @@ def test_a_mark_below_another_one_is_removed_alone() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_query_that_spark_allows_is_allowed(name: str, version: str) -> None:
-    """In append mode, or in complete mode if it sorts all of its result."""
+    """Each query that Spark allows passes the rules, in append mode, or in complete mode if it sorts its result."""
     parts = cut_plan(plan_of(version, name).plan)
     _check(parts, "complete" if "order" in name else "append")
 
@@ -134,7 +135,7 @@ def test_a_query_that_spark_allows_is_allowed(name: str, version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", REFUSED_NODES)
 def test_a_refused_node_is_told_with_its_reason_and_a_remedy(name: str, version: str) -> None:
-    """The error has the texts of the list, and Spark's name of the node."""
+    """A refused node raises the listed error, which contains Spark's name of the node."""
     parts = cut_plan(plan_of(version, f"refused {name}").plan)
     with pytest.raises(ConfigError) as refused:
         _check(parts, REFUSED_NODES[name])
@@ -143,7 +144,7 @@ def test_a_refused_node_is_told_with_its_reason_and_a_remedy(name: str, version:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(version: str) -> None:
-    """In append mode an aggregate answers each key once, so another stage may read its results."""
+    """A stage behind an aggregate is accepted in append mode and refused in update mode, which repeats results."""
     parts = cut_plan(plan_of(version, "window of windows").plan)
     check_rules(parts, "append")
     with pytest.raises(ConfigError, match=REFUSED["several_stages"].id):
@@ -152,7 +153,7 @@ def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(version: str)
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
-    """A projection above a join of tables reads one column of it; an aggregate reads what it groups by."""
+    """A stage lists its columns that later nodes read: the aggregate above the table reads only `at`."""
     plan = plan_of(version, "an aggregate behind a table")
     table, _ = cut_plan(plan.plan).stages
     names = {column.id: column.name for side in plan.outputs[0] for column in side}
@@ -162,7 +163,7 @@ def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_a_filter_asks_for_is_read_though_no_projection_shows_it(version: str) -> None:
-    """The filter is below the projection, and above the aggregate."""
+    """A stage's columns that only a filter reads are listed too."""
     (stage,) = cut_plan(plan_of(version, "a condition and a projection on it").plan).stages
     names = {each.id: each.name for each in stage.node.expressions["aggregateExpressions"]}
     assert stage.used_columns is not None
@@ -171,7 +172,7 @@ def test_what_a_filter_asks_for_is_read_though_no_projection_shows_it(version: s
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_handle_is_the_number_of_the_object_in_the_order_of_reading(version: str) -> None:
-    """So reading the same plan again gives the same handles, and none twice."""
+    """Handles number the objects in the order of reading, so each reading of a plan gives the same handles."""
     nodes = list(walk(plan_of(version, "a join behind an aggregate").plan))
     handles = [node.handle for node in nodes]
     assert handles == sorted(set(handles))
@@ -180,7 +181,7 @@ def test_a_handle_is_the_number_of_the_object_in_the_order_of_reading(version: s
 
 @pytest.mark.parametrize("depth", [1, 5_000])
 def test_a_plan_of_any_depth_is_read(depth: int) -> None:
-    """A condition of many parts, and many projections, are as deep as Spark's own stack allows."""
+    """Plans with thousands of nested conditions or projections are read without recursion errors."""
     attribute = {"class": "expressions.AttributeReference", "num-children": 0, "name": "n", "exprId": {"id": 1}}
     both = {"class": "expressions.And", "num-children": 2, "left": 0, "right": 1}
     condition = [both] * depth + [attribute] * (depth + 1)

@@ -1,4 +1,4 @@
-"""Keys, and the rows of each kind of stage, as they are read from recorded plans of each version of Spark."""
+"""Keys, and the rows of each kind of stage, are read from recorded plans of each version of Spark."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def column(name: str, data_type: object = "long", number: int = 0, **changes: Any) -> Column:
-    """Return a column that no plan has."""
+    """Return a column that is in no plan."""
     attribute = Expression("AttributeReference", (), {"name": name, "exprId": {"id": number}}, -1 - number)
     return Column(attribute, {"name": name, "type": data_type, "nullable": True, "metadata": {}, **changes})
 
 
 def keyed(columns: Sequence[Column]) -> list[KeyColumn]:
-    """Return columns as those that rows are grouped by."""
+    """Return columns as grouping columns."""
     return [KeyColumn(each, quote_name(each.name)) for each in columns]
 
 
 def grouped(plan: RecordedPlan) -> tuple[PlanNode, list[GroupingKey]]:
-    """Return the first stage of a plan that is an aggregate, and its keys."""
+    """Return the first aggregate of a plan and its grouping keys."""
     stage = next(each for each in cut_plan(plan.plan).stages if each.kind == "aggregate")
     by_id = {each.id: each for each in plan.outputs[stage.number][0]}
     return stage.node, read_grouping_keys(
@@ -56,7 +56,7 @@ def grouped(plan: RecordedPlan) -> tuple[PlanNode, list[GroupingKey]]:
 
 @every_version
 def test_a_window_is_kept_as_its_two_ends_and_rows_are_late_by_the_second(version: str) -> None:
-    """The watermark's delay is in the metadata of the window."""
+    """A window key is stored as start and end. Rows are late by the end, with the watermark delay of the metadata."""
     _, keys = grouped(plan_of(version, "a tumbling window"))
     assert [key.columns for key in keys] == [["window_start", "window_end"], ["page"]]
     assert make_time_spec(keys) == TimeSpec("window_end", 600_000, "time", "window_start")
@@ -65,14 +65,14 @@ def test_a_window_is_kept_as_its_two_ends_and_rows_are_late_by_the_second(versio
 
 @every_version
 def test_a_session_goes_before_other_event_times(version: str) -> None:
-    """Its keys leave by the end of the session."""
+    """With a session and another event time, the event time of the aggregate is the end of the session."""
     _, keys = grouped(plan_of(version, "a session"))
     assert [key.window for key in keys] == ["session", ""]
     assert make_time_spec(keys) == TimeSpec("session_window_end", 600_000, "session", "session_window_start")
 
 
 def test_a_session_decides_when_keys_leave_wherever_it_stands() -> None:
-    """Also behind another key that is an event time."""
+    """The end of a session is the event time, also if another event-time key is before it."""
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     marks = {"spark.sessionWindow": True, "spark.watermarkDelayMs": 5}
     session = column("s", {"type": "struct", "fields": ends}, 1, metadata=marks)
@@ -82,7 +82,7 @@ def test_a_session_decides_when_keys_leave_wherever_it_stands() -> None:
 
 
 def test_a_struct_is_taken_apart_and_put_together() -> None:
-    """A struct that may be null has a column for that. A null struct is not a struct of nulls."""
+    """A struct key is stored as its fields and assembled again. A nullable struct has a column for null."""
     fields = [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]
     struct = column("s", {"type": "struct", "fields": fields})
     (key,) = read_grouping_keys(keyed([struct]))
@@ -99,7 +99,7 @@ def test_a_struct_is_taken_apart_and_put_together() -> None:
 
 
 def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
-    """Spark allows such a struct, and reads its fields by their positions."""
+    """A struct may have two fields of one name, as in Spark. They get different columns."""
     fields = [column("a").field, column("a").field]
     (key,) = read_grouping_keys(keyed([column("s", {"type": "struct", "fields": fields}, nullable=False)]))
     assert key.columns == ["s_a", "s_a_2"]
@@ -108,7 +108,7 @@ def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
 
 
 def test_floating_point_keys_are_normalised() -> None:
-    """Spark does not tell 0.0 from -0.0, and state compares bits."""
+    """Floating-point keys are normalised, because Spark treats 0.0 and -0.0 as equal and state compares bits."""
     plain, floating = read_grouping_keys(keyed([column("a"), column("b", "double", 1)]))
     assert (plain.expression, floating.expression) == (
         plain.column.expression if plain.column else None,
@@ -117,7 +117,7 @@ def test_floating_point_keys_are_normalised() -> None:
 
 
 def test_a_result_names_the_key_and_its_store() -> None:
-    """Names of columns never clash, and ids of Spark are not part of them."""
+    """A key is named by its result column without Spark's ids. Column names are unique, ignoring case."""
     alias = Column(
         Expression("Alias", (column("n").expression,), {"name": "(n + 1)#7", "exprId": {"id": 7}}, 0),
         {
@@ -148,7 +148,7 @@ REFUSED_KEYS: dict[str, tuple[object, Mapping[str, object]]] = {
 @pytest.mark.parametrize("is_field", [False, True])
 @pytest.mark.parametrize("name", REFUSED_KEYS)
 def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_field: bool) -> None:
-    """In Spark's own words for the type; a struct with such a field cannot be a key either."""
+    """A column that cannot be a key is refused with its Spark type, also as a field of a struct."""
     data_type, metadata = REFUSED_KEYS[name]
     refused_column = column("a", data_type, metadata=metadata)
     if is_field:
@@ -160,7 +160,7 @@ def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_fi
 
 
 def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
-    """``count(DISTINCT n) FILTER (WHERE ...)`` has the filter as its second child; rows without a value never count."""
+    """A distinct value counts only in rows that pass the filter, and only if it is not null."""
     argument, condition = column("n"), column("is_wanted", "boolean", 1).expression
     counted = Expression("Count", (argument.expression,), {}, 2)
     function = Expression("AggregateExpression", (counted, condition), {"isDistinct": True}, 3)
@@ -173,7 +173,7 @@ def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
 
 
 def test_a_key_that_differs_when_a_batch_runs_again_is_refused() -> None:
-    """Its rows would be sent to other keys."""
+    """A key that is not deterministic is refused, because a repeated batch would route its rows to other keys."""
     with pytest.raises(ConfigError, match=REFUSED["random_key"].id):
         read_grouping_keys([KeyColumn(column("r"), "r", is_random=True)])
 
@@ -189,23 +189,23 @@ def test_a_key_that_differs_when_a_batch_runs_again_is_refused() -> None:
     ],
 )
 def test_types_are_named_as_sparks_catalog_names_them(data_type: object, name: str) -> None:
-    """Types of JSON have other names there."""
+    """Types are named as in Spark's catalog, not as in its JSON."""
     assert catalog_name(column("a", data_type).field) == name
 
 
 def test_names_are_quoted_as_in_sparks_sql() -> None:
-    """Only what is no word of letters and digits."""
+    """Names are quoted as in Spark's SQL, only if they are not plain identifiers."""
     assert [quote_name(each) for each in ("a_1", "1a", "a b", "a`b")] == ["a_1", "`1a`", "`a b`", "`a``b`"]
 
 
 def arrow(names: Sequence[str]) -> pa.Schema:
-    """Return a schema of columns whose types do not matter."""
+    """Return a schema with these names. All types are int64."""
     return pa.schema([(name, pa.int64()) for name in names])
 
 
 @every_version
 def test_a_de_duplication_sends_rows_whole(version: str) -> None:
-    """Keys come first, in the order of the columns; rows are late by a key, which leaves then."""
+    """A de-duplication sends keys first, then the other columns. Rows are late by the key that is an event time."""
     plan = plan_of(version, "distinct, then an aggregate")
     node = cut_plan(plan.plan).stages[0].node
     rows = read_distinct_rows(node, plan.outputs[0][0], ())
@@ -216,7 +216,7 @@ def test_a_de_duplication_sends_rows_whole(version: str) -> None:
 
 @every_version
 def test_within_the_watermark_keys_are_known_for_a_while(version: str) -> None:
-    """Rows are late by a column that is no key."""
+    """`dropDuplicatesWithinWatermark` keeps keys until a time. Rows are late by a column that is not a key."""
     plan = plan_of(version, "within the watermark")
     node = cut_plan(plan.plan).stages[0].node
     rows = read_distinct_rows(node, plan.outputs[0][0], ())
@@ -225,7 +225,7 @@ def test_within_the_watermark_keys_are_known_for_a_while(version: str) -> None:
 
 
 def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
-    """The end travels beside the row, which has the window as a whole."""
+    """If a window that is not a key is the event time, its end is sent as an additional column."""
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     window = column("w", {"type": "struct", "fields": ends}, 1, metadata={"spark.watermarkDelayMs": 5})
     key = column("k")
@@ -240,7 +240,7 @@ def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
 
 
 def test_columns_of_one_name_stay_apart_in_a_de_duplication() -> None:
-    """A select may give two columns one name; both travel, and a key's name is not used for another column."""
+    """Columns with the same name, also with the name of a key, get different names in a de-duplication."""
     key, *others = column("k"), column("n", number=1), column("n", number=2), column("k", number=3)
     node = PlanNode("Deduplicate", (), {"keys": (key.expression,)}, {}, is_streaming=True, handle=0)
     rows = read_distinct_rows(node, [key, *others], ())
@@ -248,7 +248,7 @@ def test_columns_of_one_name_stay_apart_in_a_de_duplication() -> None:
 
 
 def test_two_columns_of_event_time_are_refused() -> None:
-    """As Spark refuses them."""
+    """Two columns with event time are refused, as in Spark."""
     timed = [column(name, "timestamp", at, metadata={"spark.watermarkDelayMs": 1}) for at, name in enumerate("ab")]
     node = PlanNode("Deduplicate", (), {"keys": (timed[0].expression,)}, {}, is_streaming=True, handle=0)
     with pytest.raises(ConfigError, match=REFUSED["event_times"].id):
@@ -257,7 +257,7 @@ def test_two_columns_of_event_time_are_refused() -> None:
 
 @every_version
 def test_a_function_sees_columns_under_their_names(version: str) -> None:
-    """Each travels once, under a plain name; the event time travels too."""
+    """Each argument of a grouped function is sent once under its name, and so is the event time."""
     plan = plan_of(version, "groups with state")
     (stage,), ((below,),) = cut_plan(plan.plan).stages, plan.outputs.values()
     by_id = {each.id: each for each in below}
@@ -270,7 +270,7 @@ def test_a_function_sees_columns_under_their_names(version: str) -> None:
 
 
 def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
-    """Return what is sent of the rows of a recorded join, with the equalities of columns as its keys."""
+    """Return the map side of a recorded join. Its keys are the equalities of the condition."""
     plan = plan_of(version, query)
     stage = next(each for each in cut_plan(plan.plan).stages if each.kind == "join")
     left, right = plan.outputs[stage.number]
@@ -293,7 +293,7 @@ def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
 
 @every_version
 def test_a_join_compares_columns_of_both_sides(version: str) -> None:
-    """The key is stored once, and both sides have names that are unique."""
+    """A join stores the key once, gives both sides unique names, and compares columns of both sides."""
     rows = joined(version, "a join of streams")
     spec = rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ())
     assert (spec.store, spec.keys.names, spec.event_time) == ("join.page", ["page"], "event_time")
@@ -309,14 +309,14 @@ def test_a_join_compares_columns_of_both_sides(version: str) -> None:
 @every_version
 @pytest.mark.parametrize(("how", "outer"), [("Inner", ()), ("LeftOuter", ("left",)), ("FullOuter", ("left", "right"))])
 def test_a_join_knows_whose_rows_count_without_a_partner(version: str, how: str, outer: tuple[str, ...]) -> None:
-    """And tells which kind of join has kept the rows."""
+    """An outer join lists the sides whose unmatched rows are emitted. The stored meanings have the kind of join."""
     rows = joined(version, "a join of streams", how)
     assert rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ()).outer == outer
     assert rows.stored_meanings()["join"].split()[0] == how
 
 
 def test_rows_that_are_joined_by_a_window_leave_when_it_ends() -> None:
-    """Both sides are due by the end of the window, which the key has."""
+    """In a join by window, rows of both sides are due at the end of the window."""
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     metadata = {"spark.timeWindow": True, "spark.watermarkDelayMs": 5}
     windows = [column("w", {"type": "struct", "fields": ends}, number, metadata=metadata) for number in (0, 1)]
@@ -330,7 +330,7 @@ def test_rows_that_are_joined_by_a_window_leave_when_it_ends() -> None:
 
 @every_version
 def test_a_table_is_joined_by_its_key(version: str) -> None:
-    """The columns that decide which change is the last are kept, too."""
+    """A join with a table stores the columns that the query reads and those that order the changes."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages
     left, right = plan.outputs[0]
@@ -360,7 +360,7 @@ def test_a_table_is_joined_by_its_key(version: str) -> None:
 
 @every_version
 def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(version: str) -> None:
-    """Also if the query reads only its key."""
+    """A table stores its order columns and only those other columns that the query reads."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages
     left, right = plan.outputs[0]
@@ -379,7 +379,7 @@ def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(vers
 
 @every_version
 def test_a_second_equality_of_the_tables_key_is_a_condition(version: str) -> None:
-    """The first one finds the table's row, and the other one is checked on it."""
+    """The first equality with the table's key finds the row. A second one is a condition on it."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages
     table, (left, right) = find_table(stage.node), plan.outputs[0]
@@ -394,7 +394,7 @@ def test_a_second_equality_of_the_tables_key_is_a_condition(version: str) -> Non
 
 @every_version
 def test_a_join_by_another_column_than_the_tables_key_is_refused(version: str) -> None:
-    """The error names the key."""
+    """A join that does not use the table's key is refused, and the error names the key."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages
     table, (left, right) = find_table(stage.node), plan.outputs[0]

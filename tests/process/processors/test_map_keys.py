@@ -1,4 +1,4 @@
-"""Nested keys of a map in a session: compared by their contents, and not modifiable by users."""
+"""Nested keys of a map variable are compared by value, and users cannot modify them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEYS: list[Any] = [
 
 
 def stored() -> Store:
-    """Return a store with a number under each key, in a new batch."""
+    """Return a store with a number per key, in a new batch."""
     store = Store(map_of("m", "place struct<city: string, zone: int>, path array<string>", "n long"))
     store.batch("k")
     for number, key in enumerate([*KEYS, (None, None)]):
@@ -23,7 +23,10 @@ def stored() -> Store:
 
 
 def test_nested_keys_are_distinct_in_the_batch_and_after_it() -> None:
-    """By field and element, with nulls. Arrays may be tuples, structs lists or dictionaries."""
+    """Nested keys are compared by field and element, with nulls, in the batch and after it.
+
+    Arrays may be tuples, and structs may be lists or dictionaries.
+    """
     cells = stored().map("m")
     assert [cells.get(key) for key in KEYS] == [(number,) for number in range(len(KEYS))]
     assert cells.get(({"city": "a", "zone": 1}, ("x",))) == cells.get((["a", 1], ["x"])) == (1,)
@@ -33,7 +36,7 @@ def test_nested_keys_are_distinct_in_the_batch_and_after_it() -> None:
 
 
 def test_maps_in_keys_are_equal_in_any_order_of_entries() -> None:
-    """In the batch and in the store."""
+    """Maps in a key are equal for any order of entries, in the batch and in the store."""
     store = Store(map_of("m", "load map<string, int>", "n long"))
     store.batch("k")
     for number, load in enumerate([{"x": 1, "y": None}, {"y": None, "x": 1}, {"x": 1}, {}, None]):
@@ -47,7 +50,7 @@ def test_maps_in_keys_are_equal_in_any_order_of_entries() -> None:
 
 
 def test_modifying_a_list_in_a_key_does_not_change_the_key() -> None:
-    """Of a key that was read, or that was written."""
+    """Modifying a list in a key that was read or written does not change the stored key."""
     store = stored()
     given = (("c", 3), ["z"])
     store.map("m").update(given, (7,))

@@ -1,4 +1,4 @@
-"""One slot's processor: the order of its calls, its timers, and its errors."""
+"""The processor of a slot: order of calls, timers and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 
 class TupleForm:
-    """Keys, rows and output as tuples."""
+    """A form of keys, rows and output as tuples."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[object, ...]] = []
@@ -54,7 +54,7 @@ class TupleForm:
 
 
 class Recorder:
-    """Records its calls."""
+    """A processor that records its calls."""
 
     def __init__(self, on_rows: Callable[[Recorder, Key], None] = lambda _, __: None) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -65,7 +65,7 @@ class Recorder:
 
     @property
     def count(self) -> ValueCells:
-        """The cells of the variable ``n``."""
+        """Return the cells of the variable ``n``."""
         cells = self.session.cells["n"]
         assert isinstance(cells, ValueCells)
         return cells
@@ -105,7 +105,7 @@ class Recorder:
 
 
 class Slot:
-    """One slot with its copies, by key-group, batch after batch."""
+    """A slot with its local copies by key-group, over several batches."""
 
     def __init__(self, processor: Recorder, mode: TimeMode = "ProcessingTime") -> None:
         self.schema = VariableColumns("s", KEY, (value("n", "n long"),), indexed=mode != "None")
@@ -117,7 +117,7 @@ class Slot:
         self, *key_groups: dict[str, list[int]], now_ms: int = 0, watermark_ms: int | None = None,
         last_pass_ms: int | None = None, states: dict[str, list[int]] | None = None,
     ) -> list[object]:  # fmt: skip
-        """Run a batch: for each key-group its keys and their rows; return the output."""
+        """Run a batch with the keys and rows of each key-group. Return the output."""
         times = Times(self.mode, now_ms, watermark_ms, last_pass_ms)
         form = TupleForm()
         processing = Processing(
@@ -137,7 +137,7 @@ class Slot:
 
 
 def grouped(keys: list[str], rows: list[tuple[int, list[int]]], states: dict[str, list[int]]) -> InputByKey:
-    """Return the input, rows of all keys in turns."""
+    """Return the input with the rows of all keys alternating."""
     turns = [(n[turn], index) for turn in range(4) for index, n in rows if turn < len(n)]
     table = pa.table({"k": [keys[index] for _, index in turns], "n": [n for n, _ in turns]}, schema=ROWS)
     codes = np.array([index for _, index in turns], dtype=np.int64)
@@ -150,7 +150,7 @@ def grouped(keys: list[str], rows: list[tuple[int, list[int]]], states: dict[str
 
 
 def test_calls_come_in_sparks_order() -> None:
-    """Per key the initial states and rows, then per key-group the timers in order of time."""
+    """Per key, initial states precede rows. Per key-group, timers follow in order of time."""
     processor = Recorder(lambda recorder, key: recorder.session.timers.register(10 - len(str(key[0]))))
     slot = Slot(processor)
     output = slot.batch(
@@ -170,7 +170,7 @@ def test_calls_come_in_sparks_order() -> None:
 
 
 def test_output_is_read_to_its_end_before_the_next_key() -> None:
-    """State that a generator writes at its end belongs to its key."""
+    """The output of a key is consumed before the next key, so state that a generator writes at its end has that key."""
 
     class Late(Recorder):
         def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
@@ -186,7 +186,7 @@ def test_output_is_read_to_its_end_before_the_next_key() -> None:
 
 
 def test_a_key_group_without_rows_fires_what_is_due() -> None:
-    """Timers of keys that the batch does not have."""
+    """A key-group without rows fires the due timers of its stored keys."""
     processor = Recorder(lambda recorder, _: recorder.session.timers.register(5))
     slot = Slot(processor)
     slot.batch({"a": [1]}, {"b": [1]}, now_ms=0)
@@ -208,7 +208,7 @@ def registering(*times: int) -> Callable[[Recorder, Key], None]:
 
 
 def test_event_time_timers_are_due_by_the_watermark() -> None:
-    """Without a watermark it is 0."""
+    """Event-time timers fire once the watermark reaches their time. Without a watermark only 0 is due."""
     processor = Recorder(registering(0, 5, 9))
     slot = Slot(processor, "EventTime")
     assert slot.batch({"a": [1]}, now_ms=100) == ["('a', 1)", "('a', 0)"]
@@ -218,7 +218,7 @@ def test_event_time_timers_are_due_by_the_watermark() -> None:
 
 
 def test_a_last_pass_fires_what_the_batch_made_due() -> None:
-    """With the newer watermark; also timers that the first pass registered."""
+    """The last pass fires the timers that the newer watermark makes due, also those of the first pass."""
     processor = Recorder(registering(3, 8, 20))
     processor.on_timer = lambda recorder, _, due: recorder.session.timers.register(due + 4) if due == 3 else None
     slot = Slot(processor, "EventTime")
@@ -230,7 +230,7 @@ def test_a_last_pass_fires_what_the_batch_made_due() -> None:
 
 
 def test_each_key_group_begins_with_the_batchs_watermark() -> None:
-    """Only the last pass has the newer one."""
+    """Each key-group starts with the watermark of the batch. Only the last pass has the newer one."""
     observed: list[object] = []
 
     def look(recorder: Recorder, key: Key) -> None:
@@ -242,7 +242,7 @@ def test_each_key_group_begins_with_the_batchs_watermark() -> None:
 
 
 def test_no_time_mode_means_no_timers() -> None:
-    """The copy is not searched."""
+    """With the time mode None, no timer fires, and the copy is not searched for timers."""
     processor = Recorder()
     slot = Slot(processor, "None")
     slot.batch({"a": [1]}, now_ms=100, watermark_ms=100)
@@ -252,7 +252,7 @@ def test_no_time_mode_means_no_timers() -> None:
 
 @pytest.mark.parametrize("when", ["rows", "timer", "begin", "end", "initial"])
 def test_an_exception_of_a_processor_is_shown_with_its_place(when: str) -> None:
-    """With the key and the processor's own lines."""
+    """An exception of a processor is shown with the user's line, the key, and the slot."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("of the user")
@@ -270,7 +270,7 @@ def test_an_exception_of_a_processor_is_shown_with_its_place(when: str) -> None:
 
 @pytest.mark.parametrize("error", [ConfigError("declare it"), CorruptStateError("torn")], ids=repr)
 def test_own_errors_pass_unchanged(error: Exception) -> None:
-    """A corrupt copy is not an error of the processor."""
+    """Errors of the product pass unchanged: a corrupt copy is not an error of the processor."""
 
     def fail(*_: object) -> None:
         raise error
@@ -281,7 +281,7 @@ def test_own_errors_pass_unchanged(error: Exception) -> None:
 
 
 def test_a_number_out_of_range_names_its_field() -> None:
-    """It is found when the columns are built."""
+    """A number out of range raises an error when the columns are built."""
     schema = VariableColumns("s", KEY, (value("n", "small byte"),))
     processor = Recorder(lambda recorder, key: recorder.count.update((1000 if key == ("b",) else 1,)))
     processing = Processing(schema, declare_variables(schema), processor, TupleForm(), Times("None", 0))
@@ -292,7 +292,7 @@ def test_a_number_out_of_range_names_its_field() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
-    """Also if the processor raises."""
+    """The thresholds of garbage collection are restored after a batch, also if the processor raises."""
     thresholds, during = gc.get_threshold(), []
 
     def look(*_: object) -> None:
@@ -318,12 +318,12 @@ def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
     ],
 )
 def test_windows_are_runs_of_keys_of_bounded_rows(sizes: list[int], expected: list[tuple[int, int]]) -> None:
-    """Only a key that is larger by itself exceeds the bound."""
+    """Keys are split into windows of bounded rows. Only a single larger key exceeds the bound."""
     assert list(split_into_windows([0, *np.cumsum(sizes).tolist()], 10)) == expected
 
 
 def test_rows_of_a_key_keep_their_order() -> None:
-    """Sorting is stable, and sorted rows are not copied."""
+    """Rows of a key keep their order. Rows that are already sorted are not copied."""
     keys = pa.table({"k": ["a", "b"]})
     rows = pa.table({"k": ["b", "a", "b", "a"], "n": [1, 2, 3, 4]})
     sorted_input = InputByKey.of(keys, rows, np.array([1, 0, 1, 0]))

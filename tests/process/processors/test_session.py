@@ -1,4 +1,4 @@
-"""Reads and writes of sessions: what they cost, and what the model of test_session_model.py does not cover."""
+"""Reads and writes of sessions: their requests, and cases that the model in test_session_model.py does not cover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = map_of("m", "page string", "hits long")
 
 
 def test_values_of_all_keys_are_read_at_once() -> None:
-    """One request reads every key of the batch. Writes read nothing."""
+    """One request reads the values of all keys of the batch. Writes need none."""
     store = Store(COUNT)
     store.batch(*map(str, range(100)))
     for number in range(100):
@@ -33,7 +33,7 @@ def test_values_of_all_keys_are_read_at_once() -> None:
 
 
 def test_a_batch_that_writes_nothing_changes_nothing() -> None:
-    """Reading alone makes an empty delta of the delta's schema."""
+    """A batch that only reads has an empty delta with the delta's schema."""
     store = Store(COUNT, VISITS, PAGES, indexed=True)
     store.batch("a")
     assert (store.value("n").get(), list(store.list("l").get()), list(store.map("m").items())) == (None, [], [])
@@ -43,7 +43,7 @@ def test_a_batch_that_writes_nothing_changes_nothing() -> None:
 
 
 def test_an_append_never_reads_the_list() -> None:
-    """Only the place of the last element is looked up."""
+    """An append looks up the next index, and does not read the list."""
     store = Store(VISITS)
     for _ in range(2):
         store.batch("a")
@@ -53,7 +53,7 @@ def test_an_append_never_reads_the_list() -> None:
 
 
 def test_an_iterator_is_a_snapshot() -> None:
-    """As in Spark, it does not show later changes."""
+    """An iterator is a snapshot, as in Spark: it does not show later changes."""
     store = Store(VISITS, PAGES)
     store.batch("a")
     store.list("l").extend([(1,), (2,)])
@@ -74,7 +74,7 @@ def test_an_iterator_is_a_snapshot() -> None:
 
 
 def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key with more elements than are decoded at once has all of them, in order."""
+    """A list that is longer than one piece is read completely and in order."""
     monkeypatch.setattr(cells, "ELEMENTS_MAX", 7)
     store = Store(VISITS, PAGES)
     sizes = [3, 0, 20, 7, 8, 1, 2]
@@ -93,7 +93,7 @@ def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.Monkey
 
 
 def test_keys_that_follow_each_other_are_read_ahead() -> None:
-    """Windows double while keys are read in order."""
+    """Reading keys in order doubles the number of keys that are read ahead."""
     store = Store(VISITS)
     keys = [f"{index:04}" for index in range(1000)]
     store.batch(*keys)
@@ -115,7 +115,7 @@ def test_keys_that_follow_each_other_are_read_ahead() -> None:
 
 
 def test_one_key_of_a_map_costs_one_lookup() -> None:
-    """The others are neither read nor written."""
+    """Reading and writing one key of a map needs one lookup, and writes one row."""
     store = Store(PAGES)
     store.batch("a")
     for index in range(50):
@@ -130,7 +130,7 @@ def test_one_key_of_a_map_costs_one_lookup() -> None:
 
 
 def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> None:
-    """Structs, lists and maps are fields of state like others."""
+    """Nested values and keys of several columns are stored and read unchanged."""
     key = pa.schema([("k", pa.int64()), ("j", pa.string())])
     store = Store(value("v", "s struct<x:int,l:array<string>>, m map<string,int>"), PAGES, key=key)
     rows = [((1, ["a", None]), {"k": 1}), (None, None)]
@@ -146,7 +146,7 @@ def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> N
 
 
 def test_users_may_modify_what_they_read_and_wrote() -> None:
-    """As in Spark, each read returns its own lists and dictionaries, and a write copies those of the user."""
+    """Users may modify values that they read or wrote, because each read and each write copies, as in Spark."""
     fields = "l array<int>, m map<string,array<int>>, s struct<l:array<int>>"
     store = Store(value("v", fields), list_of("l", fields), map_of("m", "k string", fields))
 
@@ -182,7 +182,7 @@ def test_users_may_modify_what_they_read_and_wrote() -> None:
 
 
 def test_a_value_that_does_not_fit_changes_nothing() -> None:
-    """A refused write leaves the state as it was."""
+    """A refused write leaves the state unchanged."""
     store = Store(COUNT, VISITS, PAGES)
     store.batch("a")
     store.list("l").append((1,))

@@ -1,4 +1,4 @@
-"""Due timers and expired elements, where the model of test_session_model.py does not look."""
+"""Due timers and expired elements, in cases that the model in test_session_model.py does not cover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LASTING = value("w", "n long")
 
 
 def fired(store: Store, until_ms: int) -> list[tuple[int, str]]:
-    """Fire what is due, as a processor's timers do, and return times and keys."""
+    """Fire and delete the due timers, as a processor does. Return times and keys."""
     due = store.session.fire(until_ms)
     keys = store.session.keys(0).column("k").to_pylist()
     for due_ms, number in due:
@@ -24,7 +24,7 @@ def fired(store: Store, until_ms: int) -> list[tuple[int, str]]:
 
 
 def test_a_stored_timer_may_be_due_next() -> None:
-    """Although the batch registers a later one."""
+    """A stored timer is the next one if the batch registers a later one."""
     store = Store(indexed=True)
     store.batch("a")
     store.session.timers.register(10)
@@ -35,7 +35,7 @@ def test_a_stored_timer_may_be_due_next() -> None:
 
 
 def test_a_timer_that_rows_deleted_does_not_fire() -> None:
-    """Although it was stored, and is due."""
+    """A stored timer that is due does not fire if the batch deletes it."""
     store = Store(indexed=True)
     store.batch("a", "b")
     for number in (0, 1):
@@ -48,7 +48,10 @@ def test_a_timer_that_rows_deleted_does_not_fire() -> None:
 
 
 def test_timers_registered_while_timers_fire_wait_for_the_next_batch() -> None:
-    """As in Spark, whose iterator is a snapshot. Timers that are deleted meanwhile fire."""
+    """Timers that are registered while timers fire wait for the next batch, as in Spark.
+
+    Timers deleted meanwhile fire.
+    """
     store = Store(indexed=True)
     store.batch("a")
     store.session.timers.register(1)
@@ -66,7 +69,7 @@ def test_timers_registered_while_timers_fire_wait_for_the_next_batch() -> None:
 
 
 def test_a_second_pass_fires_what_became_due_since_the_first() -> None:
-    """Also timers that the first pass registered."""
+    """A second pass fires the timers that became due since the first, also those that the first pass registered."""
     store = Store(indexed=True)
     store.batch("a")
     for due_ms in (5, 15, 25):
@@ -82,7 +85,7 @@ def test_a_second_pass_fires_what_became_due_since_the_first() -> None:
 
 
 def test_expired_elements_of_keys_without_rows_are_removed() -> None:
-    """The model has rows for all keys in its last batch only."""
+    """Expired elements of keys without rows are removed."""
     store = Store(VALUE, LIST, MAP, LASTING, indexed=True)
     for key, now_ms in (("a", 0), ("b", 50)):
         store.batch(key, now_ms=now_ms)
@@ -104,7 +107,7 @@ def test_expired_elements_of_keys_without_rows_are_removed() -> None:
 
 
 def test_elements_written_in_the_batch_do_not_expire() -> None:
-    """Although the stored ones are due."""
+    """Elements that the batch writes do not expire, although the stored ones are due."""
     store = Store(VALUE, LIST, MAP, indexed=True)
     for now_ms in (0, 100):
         store.batch("a", now_ms=now_ms)
@@ -122,7 +125,7 @@ def test_elements_written_in_the_batch_do_not_expire() -> None:
 
 
 def test_many_deleted_timers_do_not_hide_the_one_that_is_left() -> None:
-    """The next due time is found behind any number of deleted ones."""
+    """The next due time is found among any number of deleted timers."""
     store = Store(indexed=True)
     store.batch("a", "b")
     for due_ms in range(300):
@@ -137,7 +140,7 @@ def test_many_deleted_timers_do_not_hide_the_one_that_is_left() -> None:
 
 
 def test_expiry_reads_what_expires_and_no_more() -> None:
-    """A hundred due timers of ten thousand are found without reading the others."""
+    """Expiry reads only the due timers: a hundred of ten thousand."""
     store = Store(indexed=True)
     store.batch(*(f"{index:05}" for index in range(10_000)))
     for number in range(10_000):
@@ -154,7 +157,7 @@ def test_expiry_reads_what_expires_and_no_more() -> None:
 
 @pytest.mark.parametrize("ttl_ms", [2**63 - 1, 2**63 - 1 - 10, 2**63 - 1 - 11])
 def test_a_ttl_beyond_all_times_never_ends(ttl_ms: int) -> None:
-    """``sys.maxsize`` means never."""
+    """A TTL beyond the range of times, such as ``sys.maxsize``, never ends."""
     store = Store(value("v", "n long", ttl_ms), indexed=True)
     for now_ms in (10, 20):
         store.batch("a", now_ms=now_ms)
@@ -165,7 +168,7 @@ def test_a_ttl_beyond_all_times_never_ends(ttl_ms: int) -> None:
 
 
 def test_a_key_stored_as_minus_zero_fires_as_zero() -> None:
-    """Old parts may have -0.0."""
+    """A key that an older part stored as -0.0 is the key 0.0."""
     store = Store(indexed=True, key=pa.schema([("k", pa.float64())]))
     store.batch(-0.0)
     store.session.timers.register(5)
@@ -176,7 +179,7 @@ def test_a_key_stored_as_minus_zero_fires_as_zero() -> None:
 
 
 def test_an_element_is_gone_at_the_very_time() -> None:
-    """As in Spark: an element that was written at 0 with a TTL of 100 ms is there at 99 and not at 100."""
+    """An element expires exactly at its TTL, as in Spark: written at 0 with 100 ms, it exists at 99 and not at 100."""
     store = Store(VALUE, LIST, MAP, indexed=True)
     store.batch("a", now_ms=0)
     store.value("v").update((1,))

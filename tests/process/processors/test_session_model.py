@@ -1,4 +1,4 @@
-"""Sessions beside plain dictionaries, over any batches of any calls: on a copy in memory and on a real one."""
+"""Property: a session returns what a model of plain dictionaries returns, for any batches of calls."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ Batch = tuple[list[str], list[tuple[int, Call]], int]
 
 @dataclass
 class Model:
-    """State as dictionaries: each element with the time when it expires."""
+    """The state as dictionaries: each element with the time when it expires."""
 
     elements: dict[tuple[str, str], dict[object, tuple[object, int | None]]] = field(default_factory=dict)
     timers: set[tuple[int, str]] = field(default_factory=set)
     places: Iterator[int] = field(default_factory=count)
 
     def of(self, name: str, key: str, now_ms: int) -> list[tuple[object, object]]:
-        """Return what of a variable is visible."""
+        """Return the elements of a variable that have not expired."""
         visible = self.elements.get((name, key), {})
         return [(element, action) for element, (action, due) in visible.items() if due is None or due > now_ms]
 
     def call(self, key: str, call: Call, now_ms: int) -> None:
-        """Do what a call does."""
+        """Apply a call to the model."""
         action, name, argument = call
         due = now_ms + TTL if name.startswith("t") else None
         elements = self.elements.setdefault((name, key), {})
@@ -95,7 +95,7 @@ class Model:
             self.timers.discard((argument, key))
 
     def expire(self, now_ms: int) -> int:
-        """Remove what has expired; return how much that was."""
+        """Remove the expired elements. Return how many they were."""
         expired = [(elements, element) for elements in self.elements.values() for element, (_, due) in elements.items()
                 if due is not None and due <= now_ms]  # fmt: skip
         for elements, element in expired:
@@ -103,17 +103,17 @@ class Model:
         return len(expired)
 
     def count(self) -> int:
-        """Return the number of elements, also of expired ones that are not removed yet."""
+        """Return the number of elements, including expired ones that are not removed yet."""
         return sum(map(len, self.elements.values()))
 
     def next_ms(self) -> int | None:
-        """Return when the first of all is due."""
+        """Return the earliest due time of all elements and timers."""
         dues = [due for elements in self.elements.values() for _, due in elements.values() if due is not None]
         return min([*dues, *(due for due, _ in self.timers)], default=None)
 
 
 def tell(session: Session, call: Call) -> None:
-    """Make a call of a session."""
+    """Apply a call to a session."""
     action, name, argument = call
     cells = session.cells.get(name)
     if action == "update" and isinstance(cells, ValueCells):
@@ -131,7 +131,7 @@ def tell(session: Session, call: Call) -> None:
 
 
 def compare(session: Session, model: Model, key: str, now_ms: int) -> None:
-    """Compare all that a processor can see of the key where the session is at."""
+    """Compare all variables and timers of the session's selected key with the model."""
     for name, cells in session.cells.items():
         visible = model.of(name, key, now_ms)
         assert cells.exists() is bool(visible), (name, key)
@@ -149,7 +149,7 @@ def compare(session: Session, model: Model, key: str, now_ms: int) -> None:
 
 
 def run_batch(elements: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa.Table:
-    """Run one batch on both and compare them on the way; return the delta."""
+    """Run one batch on the session and on the model, and compare them. Return the delta."""
     keys, calls_of_batch, _ = batch
     count_before = model.count()
     session = Session(SCHEMA, DECLARED, elements, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
@@ -179,7 +179,7 @@ def run_batch(elements: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa
 
 
 def run_all(drawn: list[Batch], copy: MemoryReading) -> None:
-    """Run all batches, time passing between them, and look at every key in the end."""
+    """Run all batches with time passing between them. At the end compare every key."""
     model, now_ms = Model(), 0
     for batch in [*drawn, (KEYS, [], 0)]:
         now_ms += batch[2]
@@ -188,5 +188,5 @@ def run_all(drawn: list[Batch], copy: MemoryReading) -> None:
 
 @given(batches, st.integers(1, 4))
 def test_state_is_what_dictionaries_hold(drawn: list[Batch], run_count_max: int) -> None:
-    """Values, lists, maps, timers and times to live, in each batch and from batch to batch, merged now and then."""
+    """Property: values, lists, maps, timers and TTLs equal the model's, within a batch and after it."""
     run_all(drawn, MemoryReading(SCHEMA, run_count_max))

@@ -1,4 +1,4 @@
-"""Aggregates that count each value once, in a harness: against sets, over late rows, restarts and lost executors."""
+"""Aggregates of distinct values in a harness equal sets, also with late rows, restarts and lost executors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SPEC = AggregateSpec(
 
 
 class Visit(NamedTuple):
-    """A row: the end of its window (us), page, user and seconds."""
+    """A row: the end of its window (µs), page, user and seconds."""
 
     end: int
     page: str | None
@@ -50,7 +50,7 @@ class Visit(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Its key."""
+        """The key of the row: window end and page."""
         return self.end, self.page
 
 
@@ -60,25 +60,25 @@ Answer = tuple[int, str | None, int, int, int | None]
 
 @dataclass
 class Group:
-    """A key of the model."""
+    """The model of one group."""
 
     visits: int = 0
     users: set[str] = field(default_factory=set)
     seconds: set[int] = field(default_factory=set)
 
     def take(self, visit: Visit) -> None:
-        """Take a visit in."""
+        """Add a visit."""
         self.visits += 1
         self.users |= set() if visit.user is None else {visit.user}
         self.seconds |= set() if visit.seconds is None else {visit.seconds}
 
     def answer(self, key: Key) -> Answer:
-        """Return its row."""
+        """Return the output row of the group."""
         return (*key, self.visits, len(self.users), sum(self.seconds) if self.seconds else None)
 
 
 def rows_of(visits: Sequence[Visit]) -> pa.Table:
-    """Return each visit for its group, and for each value that it has."""
+    """Return a row per visit for its group, and one for each of its values that is not null."""
     rows = list[tuple[object, ...]]()
     for end, page, user, seconds in visits:
         key = (end - 10, end, page)
@@ -90,7 +90,7 @@ def rows_of(visits: Sequence[Visit]) -> pa.Table:
 
 
 def operator(mode: OutputMode) -> Stateful:
-    """Return the aggregate as an operator whose late rows go by the end of their window."""
+    """Return the aggregate as an operator that drops late rows by the end of their window."""
     return Stateful(
         "visits",
         SPEC.stored_key.names,
@@ -116,7 +116,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 @costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
-    """Values of one batch and of several, of groups that come and go; nothing of a group that went is left."""
+    """Property: a value counts once per group, in one batch or in several. An expired group leaves no state."""
     model = WindowModel(mode, Group, DELAY_MS)
     with Harness(operator(mode), SPEC.rows) as query:
         for visits, later, event in batches:
@@ -130,7 +130,7 @@ def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple
 
 
 def test_complete_mode_answers_groups_alone() -> None:
-    """Elements are read with them, and are no groups."""
+    """In complete mode the output has only groups. Their distinct values are state and not output."""
     table = list[list[Answer]]()
     compute = DistinctGroups(replace(SPEC, time=None), "complete")
     with Harness(Stateful("visits", SPEC.stored_key.names, compute), SPEC.rows) as query:
@@ -140,7 +140,7 @@ def test_complete_mode_answers_groups_alone() -> None:
 
 
 def test_a_group_and_its_values_lie_together() -> None:
-    """Rows go by the columns of the group alone, and the store says so."""
+    """A group and its values are in the same key-group, because rows are routed by the columns of the group."""
     with Harness(operator("update"), SPEC.rows) as query:
         query.feed(rows_of([Visit(10, "a", f"user {number}", number) for number in range(40)]))
         assert len(query.state()) == 81
@@ -154,7 +154,7 @@ def test_a_group_and_its_values_lie_together() -> None:
 
 
 def test_values_go_with_their_group_to_another_number_of_key_groups() -> None:
-    """A switch places them by the columns of the group too: none is forgotten, and none counts again."""
+    """A switch to another number of key-groups keeps the values with their group: none is lost or counted twice."""
     visits = [Visit(10, page, f"user {number}", number) for number in range(20) for page in "abcdef"]
     with Harness(operator("update"), SPEC.rows) as query:
         for visit_times, key_groups in enumerate((3, 32, 8), start=1):

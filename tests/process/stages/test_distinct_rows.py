@@ -1,4 +1,4 @@
-"""De-duplication in a harness, against a model that goes row by row."""
+"""De-duplication in a harness equals a model that processes one row after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AT = TimeSpec("at", DELAY_MS)
 
 
 class Click(NamedTuple):
-    """A row: its time (us), who, what, and a number that tells rows apart."""
+    """A row: its time (µs), user, page, and a number that distinguishes equal rows."""
 
     at: int | None
     user: str | None
@@ -34,7 +34,7 @@ class Click(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """A form of de-duplication: the columns of its key, its time, and the column that says when keys leave."""
+    """A form of de-duplication: key columns, time, and the column with the time when a key expires."""
 
     key: tuple[str, ...]
     time: TimeSpec | None
@@ -42,7 +42,7 @@ class Form:
 
     @property
     def spec(self) -> DistinctSpec:
-        """What a plan would tell of it."""
+        """The spec as a plan would give it."""
         types = {"at": TIME, "user": pa.string(), "page": pa.int64(), "number": pa.int64()}
         schema = pa.schema(
             [(name, types[name]) for name in [*self.key, *(name for name in types if name not in self.key)]]
@@ -62,7 +62,7 @@ FORMS = {
 
 @dataclass
 class Model:
-    """Which keys are known, and until when (us); Spark's rules of what is late and what leaves."""
+    """The known keys with their expiry (µs), and Spark's rules of late rows and expiry."""
 
     form: Form
     known: dict[tuple[object, ...], int | None] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Model:
     watermark_ms: int = 0
 
     def batch(self, clicks: Sequence[Click]) -> list[Click]:
-        """Return which rows pass."""
+        """Return the rows that pass."""
         passed = list[Click]()
         for click in clicks:
             key = tuple(getattr(click, name) for name in self.form.key)
@@ -116,7 +116,7 @@ _BATCH = st.tuples(
 @costly(2)
 @given(st.sampled_from(list(FORMS)), st.lists(_BATCH, max_size=8))
 def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list[Click], int, str]]) -> None:
-    """Late and equal times, nulls, batches without rows, restarts and lost executors."""
+    """Property: the emitted rows are the model's, with late rows, nulls, empty batches, restarts and lost executors."""
     form, model = FORMS[name], Model(FORMS[name])
     late = LateRule("at", "rows") if form.time else None
     with Harness(Stateful("clicks", form.key, DistinctRows(form.spec)), form.spec.output, late=late) as query:
@@ -132,7 +132,7 @@ def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list
 
 
 def test_numbers_are_one_key_by_value() -> None:
-    """0.0 and -0.0 are one key, emitted as 0.0, and NaN is another."""
+    """0.0 and -0.0 are one key, which is emitted as 0.0. NaN is another key."""
     rows = pa.schema([("z", pa.float64()), ("n", pa.int64())])
     spec = DistinctSpec("numbers", pa.schema([rows.field("z")]), rows, None, None)
     with Harness(Stateful("numbers", "z", DistinctRows(spec)), rows) as query:

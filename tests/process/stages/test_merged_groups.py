@@ -1,4 +1,4 @@
-"""Aggregates of specs in a harness, against dictionaries: when keys are answered, with what, and when they go."""
+"""Aggregates in a harness equal a model of dictionaries: when keys are emitted, their values, and their expiry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = tuple[int, int, str | None, int, int | None, float, int, tuple[str, ...
 
 
 class Visit(NamedTuple):
-    """A row: the end of its window (us), page, seconds, what was seen."""
+    """A row: the end of its window (µs), page, seconds, and a text."""
 
     end: int
     page: str | None
@@ -36,31 +36,31 @@ class Visit(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Its key."""
+        """The key of the row: window start, window end and page."""
         return self.end - 10, self.end, self.page
 
 
 @dataclass
 class Group:
-    """A key of the model."""
+    """The model of one group."""
 
     seconds: list[int | None] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
     def take(self, visit: Visit) -> None:
-        """Take a visit in."""
+        """Add a visit."""
         self.seconds.append(visit.seconds)
         self.seen += [] if visit.seen is None else [visit.seen]
 
     def answer(self, key: Key) -> Answer:
-        """Return its row."""
+        """Return the output row of the group."""
         present = [seconds for seconds in self.seconds if seconds is not None]
         total = sum(present) if present else None
         return (*key, len(self.seconds), total, float(sum(present)), len(present), tuple(self.seen))
 
 
 def rows_of(visits: Sequence[Visit], aggregate: AggregateSpec) -> pa.Table:
-    """Return one-row buffers."""
+    """Return the one-row buffers of the visits."""
     columns = [
         [visit.end - 10 for visit in visits], [visit.end for visit in visits], [visit.page for visit in visits],
         [visit.seconds for visit in visits], [float(visit.seconds or 0) for visit in visits],
@@ -80,7 +80,7 @@ def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
 
 
 def in_order(answers: list[Answer]) -> list[Answer]:
-    """Sort answers, lists' elements too: nobody says in what order rows come."""
+    """Sort rows, and the elements of their lists, because the order of rows is not defined."""
     return sorted(((*answer[:-1], tuple(sorted(answer[-1]))) for answer in answers), key=repr)
 
 
@@ -94,7 +94,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 @costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
-    """Late and equal times, nulls, batches without rows, restarts and lost executors."""
+    """Property: windows equal the model's, with late rows, nulls, empty batches, restarts and lost executors."""
     aggregate = spec()
     model = WindowModel(mode, Group, DELAY_MS)
     with Harness(operator(aggregate, MergedGroups(aggregate, mode), DELAY_MS), aggregate.rows) as query:
@@ -108,7 +108,7 @@ def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple
 
 
 def batch_of(aggregate: AggregateSpec, visits: Sequence[Visit], keys: Sequence[Visit]) -> Batch:
-    """Return a call of these rows; every key is among ``keys``, and none has state."""
+    """Return a batch of these visits. All their keys are among ``keys``, and no key has state."""
     places = {visit.key: place for place, visit in enumerate(keys)}
     codes = np.array([places[visit.key] for visit in visits], np.int64)
     table = rows_of(keys, aggregate).select(aggregate.keys.names)
@@ -120,7 +120,7 @@ def batch_of(aggregate: AggregateSpec, visits: Sequence[Visit], keys: Sequence[V
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMode) -> None:
-    """A slot may give all that it holds; what has no rows and no state has what Spark begins with."""
+    """A key without rows is emitted with its state, or with Spark's initial values, and its state is unchanged."""
     visit, other_visit = Visit(10, "a", 2, "x"), Visit(20, "b", None, None)
     update = MergedGroups(spec(), mode)(batch_of(spec(), [visit, visit], [other_visit, visit]))
     assert answers_of(update.output.to_pylist()) == [
@@ -130,7 +130,7 @@ def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMod
 
 
 def test_complete_mode_answers_all_in_each_batch() -> None:
-    """Also keys without rows, in batches without rows, and after a loss. Keys never expire."""
+    """Complete mode emits every key in each batch, also without rows and after a loss. Keys never expire."""
     assert MergedGroups(spec(), "complete").declare(spec().keys, spec().rows).due is None
     aggregate, answers = spec(time=None), list[list[str]]()
     with Harness(operator(aggregate, MergedGroups(aggregate, "complete"), None), aggregate.rows) as query:
@@ -145,7 +145,7 @@ def test_complete_mode_answers_all_in_each_batch() -> None:
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_what_groups_by_nothing_is_answered_in_each_batch(mode: OutputMode) -> None:
-    """Over no rows too, from the first batch on, and after a loss."""
+    """A global aggregate is emitted in each batch, also over no rows and after a loss."""
     aggregate = AggregateSpec(
         "aggregate.all", pa.schema([("all_rows", pa.int32())]), spec().functions, None, keyless=True
     )
@@ -162,7 +162,7 @@ def test_what_groups_by_nothing_is_answered_in_each_batch(mode: OutputMode) -> N
 
 
 def test_what_is_wrong_with_a_key_names_it() -> None:
-    """The error of a sum that does not fit has store and key."""
+    """The error of a sum that does not fit has the store and the key."""
     huge = [Visit(10, "a", 2**62, None)] * 2
     with pytest.raises(UserFunctionError, match="RIFFLE-0182") as raised:
         MergedGroups(spec(), "update")(batch_of(spec(), huge, huge[:1]))

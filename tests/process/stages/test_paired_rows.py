@@ -1,4 +1,4 @@
-"""Joins of two streams in a harness, against lists of rows that are paired one after the other."""
+"""Joins of two streams in a harness equal a model that pairs rows one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kit.examples import costly
 
 TIME = pa.timestamp("us", "UTC")
 BEFORE_MS, AFTER_MS = 2_000, 3_000
-"""A right row is at most so long before its left row, and so long after it."""
+"""The bounds of a pair: how long the right row may be before and after the left row."""
 _LEFT = [("at", TIME), ("n", pa.int64())]
 _RIGHT = [("bt", TIME), ("m", pa.int64())]
 ROWS = pa.schema(
@@ -49,7 +49,7 @@ Answer = tuple[str | int | None, ...]
 
 
 class Row(NamedTuple):
-    """A row of either side: its key, its time (ms since all began), its number."""
+    """A row of either side: its key, its time (ms since the start), and its number."""
 
     is_left: bool
     key: str | None
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Kept:
-    """What a model keeps of a row."""
+    """A buffered row of the model."""
 
     row: Row
     has_partner: bool = False
@@ -68,14 +68,14 @@ class Kept:
 
 @dataclass
 class Model:
-    """Rows that are kept, and Spark's rules of what is late and what leaves."""
+    """The buffered rows, and Spark's rules of late rows and eviction."""
 
     kind: str
     kept: list[Kept] = field(default_factory=list)
     late_ms: int = 0
 
     def batch(self, rows: Sequence[Row], watermark_ms: int) -> list[Answer]:
-        """Return what a batch is answered."""
+        """Return the output rows of a batch."""
         answers: list[Answer] = []
         on_time = [row for row in rows if row.at > self.late_ms]
         for row in sorted(on_time, key=lambda joined_row: not joined_row.is_left):
@@ -118,7 +118,7 @@ class Model:
         return row.at + (AFTER_MS if row.is_left else BEFORE_MS)
 
 
-def told(row: Row) -> dict[str, object]:
+def sent_row(row: Row) -> dict[str, object]:
     """Return a row as a map side sends it."""
     us = row.at * 1000
     sent = {"is_left": row.is_left, "k": row.key, "event_time": us, "passes": row.passes}
@@ -129,15 +129,15 @@ def told(row: Row) -> dict[str, object]:
 
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
-    """Return rows of both sides."""
-    sent = [told(row) for row in rows]
+    """Return a table with rows of both sides."""
+    sent = [sent_row(row) for row in rows]
     return pa.table(
         [pa.array([row.get(name) for row in sent], ROWS.field(name).type) for name in ROWS.names], schema=ROWS
     )
 
 
 def answers_of(rows: Sequence[dict[str, object]], spec: JoinSpec) -> list[Answer]:
-    """Return what was delivered as a model says it."""
+    """Return output rows in the model's form."""
     columns = [
         pc.divide(column.cast(pa.int64()), 1000) if pa.types.is_timestamp(column.type) else column
         for column in pa.Table.from_pylist(list(rows), spec.output).columns
@@ -146,7 +146,7 @@ def answers_of(rows: Sequence[dict[str, object]], spec: JoinSpec) -> list[Answer
 
 
 def harness(spec: JoinSpec) -> Harness:
-    """Return a harness of a join whose watermark is Spark's."""
+    """Return a harness of a join that uses Spark's watermark."""
     return Harness(Stateful(spec.store, spec.keys.names, PairedRows(spec)), ROWS, late=LateRule("event_time"))
 
 
@@ -160,7 +160,7 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=7), st.integers(0, 5), st.sampled_fro
 @costly(2)
 @given(st.sampled_from(list(SPECS)), st.lists(_BATCH, max_size=7))
 def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int, str]]) -> None:
-    """Many rows of a key, null keys, late rows, rows that may have no partner, restarts, lost executors."""
+    """Property: pairs equal the model's, with null keys, late rows, filtered rows, restarts and lost executors."""
     model, spec, watermark_ms = Model(kind), SPECS[kind], 0
     with harness(spec) as query:
         for rows, later, event in batches:
@@ -180,7 +180,7 @@ def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int,
 
 
 def test_many_pairs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All pairs of one key are emitted."""
+    """All pairs of a key are emitted, also if they are compared in several pieces."""
     monkeypatch.setattr(paired_rows, "_PAIRS_AT_ONCE", 7)
     rows = [Row(number % 2 == 0, "a", 1000, number, True) for number in range(30)]
     with harness(INNER) as query:
@@ -189,7 +189,7 @@ def test_many_pairs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_side_of_keys_alone_is_kept_too() -> None:
-    """A side without other columns has partners too, and without a due time its rows stay."""
+    """A side with only key columns is buffered too. Without a due time its rows are never evicted."""
     right = replace(
         INNER.right, output=pa.schema([("j", pa.string())]), buffered=pa.schema([]), key_backed=(("j", "k"),)
     )
@@ -203,7 +203,7 @@ def test_a_side_of_keys_alone_is_kept_too() -> None:
 
 
 def test_rows_without_a_time_match_no_bound_and_stay() -> None:
-    """They fulfil no comparison with their time, and never leave."""
+    """Rows without a time match no row with a bound, and are never evicted."""
     timed = table_of([Row(True, "a", 1000, 1, True)])
     columns = [
         pa.nulls(1, field.type) if pa.types.is_timestamp(field.type) else timed.column(field.name) for field in ROWS
@@ -217,7 +217,7 @@ def test_rows_without_a_time_match_no_bound_and_stay() -> None:
 
 
 def test_keys_that_are_never_null_are_found_when_their_rows_are_due() -> None:
-    """A column that is not nullable in the input is nullable in the state."""
+    """Rows with a key column that is not nullable are evicted and emitted when they are due."""
     rows = ROWS.set(1, ROWS.field("k").with_nullable(False))
     left = SPECS["left"]
     with Harness(Stateful(left.store, left.keys.names, PairedRows(left)), rows, late=LateRule("event_time")) as query:

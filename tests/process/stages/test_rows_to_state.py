@@ -1,4 +1,4 @@
-"""State that is made of buffers, not of a batch's rows: it is the state that the rows themselves would have made."""
+"""State that is built from buffers equals the state that the rows of a batch would have built."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def schema_of(aggregate: AggregateSpec, compute: MergedGroups | SessionGroups) -
 
 
 def buffers_of(visits: Sequence[Visit], aggregate: AggregateSpec, gap: int = 10) -> pa.Table:
-    """Return the buffers of single rows, with all columns."""
+    """Return the one-row buffers of visits, with all columns."""
     columns = {
         "window_start": [start for start, _, _ in visits],
         "window_end": [start + gap for start, _, _ in visits],
@@ -47,7 +47,7 @@ def buffers_of(visits: Sequence[Visit], aggregate: AggregateSpec, gap: int = 10)
 
 @given(VISITS)
 def test_buffers_of_groups_make_the_state_of_their_rows(visits: list[Visit]) -> None:
-    """Buffers that are merged once more change nothing, whatever is null in them."""
+    """Property: buffers of groups build the state of their rows. Merging the merged buffers again changes nothing."""
     aggregate = spec(functions=COUNT_SUM_MEAN)
     compute = MergedGroups(aggregate, "update")
     schema = schema_of(aggregate, compute)
@@ -79,7 +79,7 @@ def test_buffers_of_sessions_become_lists_of_their_key() -> None:
 
 
 def test_elements_of_lists_are_numbered_by_key() -> None:
-    """In the order of the rows; other variables and given indexes stay as they are."""
+    """List elements without an index are numbered per key and variable in the order of rows. Timers get no number."""
     schema = VariableColumns(
         "join",
         pa.schema([("k", pa.string())]),

@@ -1,4 +1,4 @@
-"""Session windows in a harness, against lists of sessions that take a row after the other."""
+"""Session windows in a harness equal a model that adds one row after the other to a list of sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = tuple[int, int, str | None, int, int | None, float, int, tuple[str, ...
 
 
 class Visit(NamedTuple):
-    """A row: when it is, and for how long others belong to its session (us); page, seconds, what was seen."""
+    """A row: its time, the gap of its session (µs), page, seconds, and a text."""
 
     at: int
     gap: int
@@ -43,11 +43,11 @@ class Session:
     visits: list[Visit] = field(default_factory=list)
 
     def touches(self, other_session: Session) -> bool:
-        """Tell whether both are one."""
+        """Return whether two sessions overlap and have the same page."""
         return self.page == other_session.page and self.start <= other_session.end and other_session.start <= self.end
 
     def answer(self) -> Answer:
-        """Return its row."""
+        """Return the output row of the session."""
         present = [visit.seconds for visit in self.visits if visit.seconds is not None]
         seen_values = tuple(sorted(visit.seen for visit in self.visits if visit.seen is not None))
         total = sum(present) if present else None
@@ -56,7 +56,7 @@ class Session:
 
 @dataclass
 class Model:
-    """Sessions, and Spark's rules of what is late and what is due."""
+    """The sessions, and Spark's rules of late rows and due sessions."""
 
     mode: OutputMode
     sessions: list[Session] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Model:
     watermark_ms: int = 0
 
     def visit(self, visit: Visit) -> None:
-        """Take a row: all that its session touches becomes one with it."""
+        """Add a row. Its session is merged with all sessions that it overlaps."""
         session = Session(visit.at, visit.at + visit.gap, visit.page, [visit])
         for other_session in [other_session for other_session in self.sessions if other_session.touches(session)]:
             self.sessions.remove(other_session)
@@ -95,7 +95,7 @@ GIVEN = spec(SESSION)
 
 
 def rows_of(visits: Sequence[Visit]) -> pa.Table:
-    """Return one-row buffers."""
+    """Return the one-row buffers of the visits."""
     columns = [
         [visit.at for visit in visits], [visit.at + visit.gap for visit in visits], [visit.page for visit in visits],
         [visit.seconds for visit in visits], [float(visit.seconds or 0) for visit in visits],
@@ -123,7 +123,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 @costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
-    """Rows that begin, prolong and join sessions, late ones, nulls, batches without rows, restarts, lost executors."""
+    """Property: sessions equal the model's, with late rows, nulls, empty batches, restarts and lost executors."""
     model = Model(mode)
     delay = DELAY_MS if mode == "append" else None
     with Harness(operator(GIVEN, SessionGroups(GIVEN, mode), delay), GIVEN.rows) as query:
@@ -143,7 +143,7 @@ def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list
 
 
 def batch_of(visits: Sequence[Visit]) -> Batch:
-    """Return a call of rows of new keys."""
+    """Return a batch of visits to new keys."""
     kept = SessionGroups(GIVEN, "append").declare(GIVEN.routing_key, GIVEN.rows).state
     pages = sorted({str(visit.page) for visit in visits})
     state = pa.table([pa.nulls(len(pages), field.type) for field in kept], schema=kept)
@@ -152,7 +152,7 @@ def batch_of(visits: Sequence[Visit]) -> Batch:
 
 
 def test_times_far_apart_are_told_apart() -> None:
-    """Owner and time together need more than 64 bits, so ranks of times are used."""
+    """Sessions whose times are more than 2 to the 62 µs apart stay separate."""
     far = [Visit(start, 5, page, 1, None) for page in "abcde" for start in (-(2**61), 2**61, 2**61 + 5)]
     update = SessionGroups(GIVEN, "append")(batch_of(far))
     starts, ends = (
@@ -163,7 +163,7 @@ def test_times_far_apart_are_told_apart() -> None:
 
 
 def test_a_column_that_is_new_begins_at_nothing() -> None:
-    """A buffer that is new has the state without rows in open sessions, also if they merge."""
+    """A buffer column that is new has Spark's initial value in open sessions, also if they merge."""
     compute = SessionGroups(GIVEN, "append")
     first = compute(batch_of([Visit(0, 5, "a", 1, "x"), Visit(10, 5, "a", 2, "y"), Visit(90, 5, "a", 2, "z")]))
     without = first.state.set_column(3, "seconds", pa.nulls(1, pa.list_(pa.int64())))
@@ -188,7 +188,7 @@ def test_a_column_that_is_new_begins_at_nothing() -> None:
 
 
 def test_a_session_is_not_part_of_the_routing_key() -> None:
-    """A time window is; each has its own computation."""
+    """The routing key has a time window but not a session. Each has its own computation."""
     assert (spec().routing_key.names, GIVEN.routing_key.names) == (["window_start", "window_end", "page"], ["page"])
     assert make_group_computation(spec(), "append") == MergedGroups(spec(), "append")
     assert make_group_computation(GIVEN, "append") == SessionGroups(GIVEN, "append")

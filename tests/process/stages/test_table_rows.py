@@ -1,4 +1,4 @@
-"""A stream that is joined with a table, in a harness, against a dictionary of the last rows."""
+"""A join of a stream with a table in a harness equals a model: a dictionary of the last row per key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = TableSpec("table.k", KEYS, "is_change", TOLD, KEPT, ("at",), "found", kee
 
 
 class Change(NamedTuple):
-    """A row of the table: by what it is the last one of its key, and what it says."""
+    """A row of the table: key, order and value."""
 
     k: str | None
     at: int | None
@@ -42,12 +42,12 @@ Row = Change | Event
 
 
 def in_order(change: Change) -> tuple[bool, int, bool, str]:
-    """Return what orders changes of one batch; a null is less than all else."""
+    """Return the sort key of changes in one batch. A null is the smallest."""
     return (change.at is not None, change.at or 0, change.name is not None, change.name or "")
 
 
 def model(table: dict[str | None, Change], batch: Sequence[Row], *, alone: bool) -> list[tuple[object, ...]]:
-    """Let a batch's changes into the table, one after the other; then look its events up."""
+    """Apply the changes of a batch to the table in order. Then look up its events."""
     for change in sorted((row for row in batch if isinstance(row, Change)), key=in_order):
         current = table.get(change.k)
         if current is None or in_order(change)[:2] >= in_order(current)[:2]:
@@ -61,13 +61,13 @@ def model(table: dict[str | None, Change], batch: Sequence[Row], *, alone: bool)
 
 
 def row_of(row: Row) -> Mapping[str, object]:
-    """Return a row as a slot gets it."""
+    """Return a row as a slot receives it."""
     is_change = isinstance(row, Change)
     return {**dict.fromkeys(ROWS.names), **row._asdict(), "is_change": is_change}
 
 
 def answer_of(row: Mapping[str, object]) -> tuple[object, ...]:
-    """Return a row of the answer as the model says it."""
+    """Return an output row in the model's form."""
     return tuple(row[name] for name in ("k", "n", "name", "at", "found"))
 
 
@@ -79,7 +79,7 @@ _BATCH = st.lists(st.one_of(_CHANGE, st.builds(Event, _KEY, st.integers(0, 2))),
 @costly(2)
 @given(st.booleans(), st.lists(st.tuples(_BATCH, st.sampled_from(["", "", "restart", "crash"])), max_size=5))
 def test_each_row_is_answered_with_the_last_row_of_its_key(alone: bool, batches: list[tuple[list[Row], str]]) -> None:
-    """Changes of its own batch count, changes that are older than what is known do not; whatever order rows come in."""
+    """Property: an event gets the last change of its key, including changes of its own batch, in any order of rows."""
     table, spec = dict[str | None, Change](), replace(SPEC, keeps_unmatched=alone)
     with Harness(Stateful("table.k", "k", TableRows(spec)), ROWS) as query:
         for batch, event in batches:

@@ -1,4 +1,4 @@
-"""Fitting returned tables to declared schemas."""
+"""Returned tables are fitted to declared schemas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _conform(table: object, schema: pa.Schema) -> pa.Table:
 
 @pytest.mark.parametrize(("returned", "declared", "value"), WIDENED, ids=str)
 def test_a_narrower_type_is_widened(returned: pa.DataType, declared: pa.DataType, value: object) -> None:
-    """It becomes the declared type and keeps values and nulls."""
+    """A narrower type is cast to the declared type. Values and nulls are kept."""
     schema = pa.schema([("a", declared)])
     fitted = _conform(pa.table({"a": pa.array([value, None, value], returned)}), schema)
     assert fitted.schema == schema
@@ -57,13 +57,13 @@ def test_a_narrower_type_is_widened(returned: pa.DataType, declared: pa.DataType
 
 @pytest.mark.parametrize(("returned", "declared"), REFUSED, ids=str)
 def test_a_type_that_may_not_fit_is_refused_even_when_empty(returned: pa.DataType, declared: pa.DataType) -> None:
-    """So a job does not fail on its thousandth batch."""
+    """A type that may not fit is refused also for an empty table, so the first batch fails and not a later one."""
     with pytest.raises(UserFunctionError, match="RIFFLE-0200"):
         _conform(pa.table({"a": pa.array([], returned)}), pa.schema([("a", declared)]))
 
 
 def test_columns_are_matched_by_name() -> None:
-    """Order, nullability and metadata of the returned columns do not matter."""
+    """Columns are matched by name. Order, nullability and metadata of the returned columns do not matter."""
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
     fitted = _conform(pa.table({"b": ["x"], "a": [1]}).replace_schema_metadata({"pandas": "{}"}), schema)
     assert fitted.schema.equals(schema, check_metadata=True)
@@ -82,19 +82,19 @@ def test_columns_are_matched_by_name() -> None:
     ],
 )
 def test_other_tables_are_refused(table: object, field: pa.Field, id: str) -> None:
-    """Missing and repeated columns, nulls, values that would lose digits, and what is not a table."""
+    """Other columns, nulls, values that would lose digits, and objects that are not tables are refused."""
     with pytest.raises(UserFunctionError, match=rf"(?s){id}") as error:
         _conform(table, pa.schema([field]))
     assert error.value.where == "store 'totals'"
 
 
 def test_nulls_are_found_in_a_table_that_declares_that_it_has_none() -> None:
-    """pyarrow lets a table of exactly the declared schema have nulls in a NOT NULL column."""
+    """Nulls in a NOT NULL column are refused, although PyArrow allows them in a table of the declared schema."""
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
     with pytest.raises(UserFunctionError, match="RIFFLE-0201"):
         _conform(pa.table([pa.array([1, None])], schema=schema), schema)
 
 
 def test_rows_without_columns_are_no_output() -> None:
-    """A function whose output has no columns may return its rows without any."""
+    """A function whose output has no columns may return rows without columns."""
     assert _conform(pa.table({"a": [1, 2]}).select([]), pa.schema([])).num_rows == 0

@@ -1,4 +1,4 @@
-"""Schemas as Spark writes them, read without Spark."""
+"""Spark's DDL and JSON schemas are parsed without Spark."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ MAP = pa.map_(
     ],
 )
 def test_a_text_is_read_as_spark_reads_it(text: str, fields: list[tuple[str, pa.DataType]]) -> None:
-    """Columns, nested types, quoted names, comments, and a single type."""
+    """Columns, nested types, quoted names, comments and a single type are parsed as by Spark."""
     assert schema_of_ddl(text).equals(pa.schema(fields))
 
 
 def test_not_null_and_comments_are_understood() -> None:
-    """A column that is not null is not nullable; what a comment says is not a column."""
+    """NOT NULL makes a column non-nullable. The text of a comment is not parsed as columns."""
     schema = schema_of_ddl("a int NOT NULL COMMENT 'b long, (', c struct<d: int not null> comment \"x\"")
     assert [field.nullable for field in schema] == [False, True]
     assert not schema.field("c").type.field("d").nullable
 
 
 def test_a_text_that_cannot_be_parsed_is_refused() -> None:
-    """What Spark's parser refuses, and types that state cannot keep."""
+    """Texts that Spark's parser refuses, and types that state cannot store, are refused."""
     for text in ddl_texts.REFUSED + ddl_texts.REFUSED_FIRST + ddl_texts.NOT_KEPT:
         with pytest.raises(ConfigError, match="RIFFLE-0206"):
             schema_of_ddl(text)
 
 
 def test_a_refusal_points_at_the_place() -> None:
-    """A sign is below the first character that does not fit."""
+    """The error marks the first character that does not fit."""
     with pytest.raises(ConfigError) as caught:
         schema_of_ddl("a int, b strng, c long")
     _, text, sign = caught.value.problem.splitlines()
@@ -67,7 +67,7 @@ def test_a_refusal_points_at_the_place() -> None:
 
 @pytest.mark.parametrize("kind", ["char(5)", "varchar(20)"])
 def test_a_string_of_bounded_length_is_refused(kind: str) -> None:
-    """Nothing would check the length."""
+    """Types with a bounded length are refused, because the length would not be checked."""
     array = {"type": "array", "elementType": kind, "containsNull": True}
     for parse, text in (
         (schema_of_ddl, f"n long, a {kind}"),
@@ -80,13 +80,13 @@ def test_a_string_of_bounded_length_is_refused(kind: str) -> None:
 
 
 def test_a_repeated_name_is_refused() -> None:
-    """State and results are columns by name."""
+    """A repeated column name is refused, because state and results are columns by name."""
     with pytest.raises(ConfigError, match="RIFFLE-0205"):
         schema_of_ddl("a int, b int, a long")
 
 
 def json_of(kind: object, *, nullable: bool = True, **metadata: str) -> str:
-    """Return the JSON of a struct of one field."""
+    """Return the JSON of a struct with one field."""
     field = {"name": "a", "type": kind, "nullable": nullable, "metadata": metadata}
     return json.dumps({"type": "struct", "fields": [field]})
 
@@ -114,7 +114,7 @@ def json_of(kind: object, *, nullable: bool = True, **metadata: str) -> str:
     ],
 )
 def test_the_json_of_a_schema_is_read(kind: object, expected: pa.DataType) -> None:
-    """What ``StructType.json()`` writes becomes the same schema as its DDL."""
+    """JSON of ``StructType.json()`` gives the same schema as the DDL."""
     assert schema_of_json(json_of(kind)).equals(pa.schema([("a", expected)]))
     assert not schema_of_json(json_of(kind, nullable=False)).field("a").nullable
 
@@ -133,18 +133,18 @@ def test_the_json_of_a_schema_is_read(kind: object, expected: pa.DataType) -> No
     ],
 )
 def test_json_that_cannot_be_read_is_refused(text: str) -> None:
-    """User-defined types, collations and what is no schema are ``ConfigError``s."""
+    """User-defined types, collations and text that is not a schema are refused."""
     with pytest.raises(ConfigError, match=r"RIFFLE-020[47]"):
         schema_of_json(text)
 
 
 def test_the_json_of_one_type_is_one_column() -> None:
-    """A type alone is a column named as Spark names it."""
+    """A single type is one column with Spark's name ``value``."""
     assert schema_of_json('"long"').equals(pa.schema([("value", pa.int64())]))
 
 
 def test_types_that_are_nested_too_deeply_are_refused() -> None:
-    """As a ``ConfigError``, and not as Python's error."""
+    """A type that is nested too deeply is refused with a ``ConfigError`` and not with a ``RecursionError``."""
     with pytest.raises(ConfigError, match="RIFFLE-0206"):
         schema_of_ddl("array<" * 9000)
     with pytest.raises(ConfigError, match="RIFFLE-0207"):

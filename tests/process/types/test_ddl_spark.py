@@ -1,4 +1,4 @@
-"""Spark's own parser beside ours, over many texts."""
+"""riffle_spark's DDL parser agrees with Spark's parser on many texts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_js
 from tests.kit.process import ddl_texts
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
-# What PySpark is told from 4.1 on.
+# The time zone that PySpark requires from 4.1 on.
 ZONE: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def plain(kind: Any) -> Any:
-    """Return the type without bounds of strings, which Arrow does not have."""
+    """Return the type with plain strings, because Arrow has no bounded ones."""
     if isinstance(kind, CharType | VarcharType):
         return StringType()
     if isinstance(kind, ArrayType):
@@ -45,7 +45,7 @@ def plain(kind: Any) -> Any:
 
 
 def has_void_inside(kind: Any) -> bool:
-    """Return whether void is an element, a key, a value or a field of a nested type: state cannot keep that."""
+    """Return whether void is inside a nested type, because state cannot store that."""
     if isinstance(kind, ArrayType):
         inner = [kind.elementType]
     elif isinstance(kind, MapType):
@@ -56,19 +56,19 @@ def has_void_inside(kind: Any) -> bool:
 
 
 def sparks(text: str) -> tuple[StructType, pa.Schema] | None:
-    """Return what Spark and PySpark make of a text, ``None`` if they or state refuse it."""
+    """Return Spark's and PySpark's schema of a text, ``None`` if they or state refuse it."""
     try:
         parsed = _parse_datatype_string(text)
         schema = parsed if isinstance(parsed, StructType) else StructType([StructField("value", parsed)])
         if any(has_void_inside(field.dataType) for field in schema):
             return None
         return schema, to_arrow_schema(plain(schema), **ZONE)
-    except (PySparkException, ValueError):  # ValueError: Arrow has no null column that is not null
+    except (PySparkException, ValueError):  # ValueError: Arrow cannot represent a null column that is NOT NULL
         return None
 
 
 def ours(text: str) -> pa.Schema | None:
-    """Return what riffle makes of a text, ``None`` if it refuses it."""
+    """Return riffle_spark's schema of a text, ``None`` if it refuses the text."""
     try:
         return schema_of_ddl(text)
     except ConfigError:
@@ -77,7 +77,7 @@ def ours(text: str) -> pa.Schema | None:
 
 @pytest.mark.parametrize("drawn", [50, pytest.param(500, marks=pytest.mark.long)])
 def test_texts_mean_what_they_mean_to_spark(spark: SparkSession, drawn: int) -> None:
-    """Every text gives the schema that PySpark gives, by its DDL and by its JSON, or is refused by both."""
+    """Every text gives PySpark's schema, as DDL and as JSON, or both parsers refuse it."""
     texts = [*ddl_texts.SIMPLE, *(f"{name} int" for name in ddl_texts.NAMES), *ddl_texts.REFUSED]
     texts += [] if ZONE else ddl_texts.REFUSED_FIRST
     for text in texts + ddl_texts.drawn(drawn, seed=6):

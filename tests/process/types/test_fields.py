@@ -1,4 +1,4 @@
-"""Values that a user writes to state and reads from it: what is taken, what reads back, what is refused."""
+"""Values that a user writes to state are accepted, converted or refused, and are read back equal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOON = datetime(2024, 5, 1, 12, 0, 0, 5)
 
 @pytest.fixture(params=["UTC", "America/New_York"])
 def zone(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Set the machine's time zone."""
+    """Set the time zone of the process."""
     previous_zone = os.environ.get("TZ")
     os.environ["TZ"] = request.param
     time.tzset()
@@ -36,12 +36,12 @@ def zone(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def fields(kind: str) -> Fields:
-    """Return a field of this type."""
+    """Return a single field of this type."""
     return Fields(schema_of_ddl(f"a {kind}"))
 
 
 def stored_and_read(kind: str, value: object) -> object:
-    """Return what a value is after it went through Arrow, as a store would have it."""
+    """Return a value after a round trip through Arrow, as from a store."""
     of = fields(kind)
     table = pa.table(of.columns([of.normalize((value,))]), schema=of.schema)
     (expected,) = of.tuples(table)
@@ -95,7 +95,7 @@ def stored_and_read(kind: str, value: object) -> object:
     ids=str,
 )
 def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: object, expected: object) -> None:
-    """A normalized value equals the value from Arrow."""
+    """A value that was just written equals the value that a store returns, with the same type."""
     (normalized,) = fields(kind).normalize((written,))
     assert (normalized, type(normalized)) == (expected, type(expected))
     assert stored_and_read(kind, written) == expected
@@ -103,7 +103,7 @@ def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: 
 
 @pytest.mark.parametrize("value", [NOON, NOON.replace(tzinfo=timezone(timedelta(hours=5)))], ids=str)
 def test_times_are_naive_times_of_the_machine(zone: str, value: datetime) -> None:
-    """As in Spark, in nested types too. A ``timestamp_ntz`` ignores the zone."""
+    """Timestamps are naive local times, as in Spark, also in nested types. A ``timestamp_ntz`` ignores the zone."""
     local = value if value.tzinfo is None else value.astimezone().replace(tzinfo=None)
     assert fields("timestamp").normalize((value,)) == (local,)
     assert stored_and_read("timestamp", value) == local
@@ -139,14 +139,14 @@ def test_times_are_naive_times_of_the_machine(zone: str, value: datetime) -> Non
     ids=str,
 )
 def test_a_value_that_would_change_is_refused(kind: str, value: object, problem: str) -> None:
-    """No value silently becomes null or loses digits."""
+    """A value that would become null or lose digits is refused."""
     with pytest.raises(Misfit) as caught:
         fields(kind).normalize((value,))
     assert caught.value.problem == problem
 
 
 def test_a_refusal_names_the_place() -> None:
-    """The path leads through structs and lists."""
+    """The error has the path through structs and lists."""
     with pytest.raises(Misfit) as caught:
         fields("struct<x:array<int>>").normalize((([1, "two"],),))
     assert caught.value.path == "a.x.element"
@@ -159,7 +159,7 @@ def test_a_refusal_names_the_place() -> None:
     ids=lambda values: type(values).__name__,
 )
 def test_every_iterable_is_a_tuple(values: object) -> None:
-    """As in Spark. A dictionary is its keys, and a string its letters."""
+    """Any iterable is accepted as a tuple, as in Spark. A dictionary gives its keys, and a string its letters."""
     assert Fields(schema_of_ddl("a int, b int")).normalize(values) == (7, 8)
     assert Fields(schema_of_ddl("k string")).normalize("a") == ("a",)
 
@@ -168,13 +168,16 @@ def test_every_iterable_is_a_tuple(values: object) -> None:
     "values", [(1,), (1, 2, 3), 5, None, "ab", {"a": 1, "b": 2}, iter(())], ids=lambda values: type(values).__name__
 )
 def test_a_row_of_another_size_is_refused(values: object) -> None:
-    """A dictionary with the fields' names too, because Spark would store the names."""
+    """A row of another size is refused.
+
+    So is a dictionary with the fields' names, because Spark would store the names.
+    """
     with pytest.raises(Misfit):
         Fields(schema_of_ddl("a int, b int")).normalize(values)
 
 
 def test_known_shapes_are_still_checked() -> None:
-    """A shape that was accepted does not let other classes or nulls pass."""
+    """A value with an accepted shape does not let other classes or nulls pass later."""
     row = Fields(schema_of_ddl("a int, b string not null"))
     assert row.normalize((1, "x")) == row.normalize((1, "x")) == (1, "x")
     for wrong in [(True, "x"), (1.0, "x"), (1, None)]:
@@ -183,7 +186,7 @@ def test_known_shapes_are_still_checked() -> None:
 
 
 def test_several_tuples_are_normalized_like_single_ones() -> None:
-    """Whether their shapes are known or not."""
+    """Several tuples are normalized like single ones, with known and with new shapes."""
     longs = fields("long")
     batches: list[list[object]] = [[], [(1,)], [(2,), (3,)], [(4,), [5]], [(np.int64(6),), (7,)], [(None,), (8,)]]
     assert [longs.normalize_all(iter(rows)) for rows in batches] == [
@@ -194,7 +197,7 @@ def test_several_tuples_are_normalized_like_single_ones() -> None:
 
 
 def test_values_that_are_converted_are_converted_each_time() -> None:
-    """Classes whose values are rounded or moved to another zone are never part of a known shape."""
+    """Values that are rounded, or moved to another zone, are converted each time."""
     of = Fields(schema_of_ddl("d decimal(4,1), t timestamp"))
     for _ in range(2):
         assert str(of.normalize((Decimal("1.25"), NOON))[0]) == "1.3"
@@ -204,7 +207,7 @@ def test_values_that_are_converted_are_converted_each_time() -> None:
 
 
 def test_a_number_that_is_out_of_range_is_told_with_its_field() -> None:
-    """A known shape does not check ranges, so the columns do."""
+    """An integer out of range raises an error with its field when the columns are built."""
     of = Fields(schema_of_ddl("a int, n byte"))
     rows = [of.normalize((1, 5)), of.normalize((2, 5000)) if of.normalize((0, 0)) else ()]
     with pytest.raises(Misfit) as caught:
@@ -213,14 +216,14 @@ def test_a_number_that_is_out_of_range_is_told_with_its_field() -> None:
 
 
 def test_types_that_spark_does_not_have_are_refused() -> None:
-    """A field must be of a type whose values are known."""
+    """A field of a type that Spark does not have is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0203"):
         Fields(pa.schema([("a", pa.uint8())]))
 
 
 @given(st.data())
 def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> None:
-    """The fast path for dates and times equals ``to_pylist``, with slices and nulls."""
+    """Property: the fast path for dates and times equals ``to_pylist``, with slices and nulls."""
     kinds = [
         pa.date32(),
         pa.timestamp("us"),

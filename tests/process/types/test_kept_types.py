@@ -1,4 +1,4 @@
-"""Which of Spark's types state can keep, by the use of the column."""
+"""State can store most of Spark's types, depending on the use of the column."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEPT += [(name, set(POSITIONS)) for name in ("decimal(38,18)", "interval hour to
 
 @pytest.mark.parametrize(("kind", "positions"), KEPT)
 def test_a_type_is_kept_or_refused_by_position(kind: object, positions: set[str]) -> None:
-    """A refusal names the column and has a remedy."""
+    """Each type is accepted or refused per use of the column. The error has the column and a remedy."""
     columns: list[dict[str, object]] = [{"name": "n", "type": "long"}, {"name": "c", "type": kind, "metadata": {}}]
     for position in POSITIONS:
         if position in positions:
@@ -55,7 +55,7 @@ def test_a_type_is_kept_or_refused_by_position(kind: object, positions: set[str]
 
 @pytest.mark.parametrize("collations", [{"c": "spark.UTF8_LCASE"}, {"c.element": "icu.UNICODE"}])
 def test_a_collation_in_the_metadata_of_a_field_is_found(collations: dict[str, str]) -> None:
-    """Spark stores it there, and not in the type."""
+    """A collation in the metadata of a field, where Spark stores it, makes the column refused as a key."""
     column = {"name": "c", "type": "string", "metadata": {"__COLLATIONS": collations}}
     check_columns([column], "value")
     with pytest.raises(ConfigError, match="RIFFLE-0204"):
@@ -63,7 +63,7 @@ def test_a_collation_in_the_metadata_of_a_field_is_found(collations: dict[str, s
 
 
 def test_the_path_names_the_part_that_cannot_be_kept() -> None:
-    """It has elements, keys, values and fields, and the user's name of an internal column."""
+    """The error's path has elements, keys, values and fields, and the user's name of an internal column."""
     inner = {"type": "map", "keyType": "string", "valueType": MONTHS, "valueContainsNull": True}
     fields = [{"name": "f", "type": {"type": "array", "elementType": inner, "containsNull": True}}]
     column = {"name": "buffer_0", "type": {"type": "struct", "fields": fields}}
