@@ -187,7 +187,7 @@ def test_combining_starts_and_ends_by_what_was_measured(
 
 def test_the_partitions_of_the_input_are_counted_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of input partitions is counted again while a query runs, because a topic may grow."""
-    monkeypatch.setattr(combined_rows, "_PARTITIONS_FOR", 2)
+    monkeypatch.setattr(combined_rows, "_BATCHES_PER_COUNT", 2)
     reductions = Reductions()
     reductions.record([Receipt("a", 0, "1-ab", 1, "member", "1", rows=100, combined_rows=0)])
     assert reductions.partitions("a", batch_of(spark, 0, 4)) == 2
