@@ -1,6 +1,6 @@
-"""Damage trials: a query that goes on while its local files are damaged between its batches.
+"""Damage trials: a query runs while its local files are damaged between batches.
 
-The trials of a plan run in a process of their own, because a damage may kill it. The first fault ends them.
+The trials of a plan run in a separate process, because damage may kill it. They end with the first fault.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ SECONDS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which trials: of what load, with slots and upkeep in so many processes beside (none: in the driver's own)."""
+    """The plan of some trials: their load, seed and number.
+
+    Slots and upkeep run in this number of additional processes. If it is 0, they run in the process of the driver.
+    """
 
     load: str
     seed: int
@@ -57,8 +60,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one damage: ``fault`` tells what was wrong, empty if nothing was; bytes fetched from the store,
-    and how many the restore of what two files may hold takes at most.
+    """The result of one damage. ``fault`` says what was wrong, and is empty if nothing was.
+
+    ``fetched_bytes`` were fetched from the store. ``restore_bytes`` are the most that the restore of two damaged files
+    may fetch.
     """
 
     number: int
@@ -69,7 +74,7 @@ class Trial:
 
 
 class _Workers(SimCluster):
-    """Executors whose work is done by processes that live on and take turns."""
+    """Executors whose slots and upkeep run in long-lived processes, which take turns."""
 
     load = ""
     pools: Sequence[Pool] = ()
@@ -97,7 +102,7 @@ def _piece(text: str, executor: str) -> str:
 
 
 class _Query:
-    """A query with its model and its damages, of one seed."""
+    """A query with its model and its damager, all from one seed."""
 
     def __init__(self, folder: Path, plan: Plan, pools: Sequence[Pool]) -> None:
         seed = plan.seed * 1_000_003
@@ -126,7 +131,7 @@ class _Query:
         assert self.fault() == ""
 
     def trial(self, number: int) -> Trial:
-        """Damage a file, run some batches and compare."""
+        """Damage a file, run some batches, compare output and state, and return the trial."""
         damage, fetched, late = self.damager.damage(), 0, 0
         print(f"{number}: {damage}", file=sys.stderr, flush=True)
         self.is_journal_harmed |= journal_file.JOURNAL in damage
@@ -137,7 +142,7 @@ class _Query:
             try:
                 fetched += self.batch()
                 late += self.told_late
-                # A chain that is long now may be cut by the last batch.
+                # The last batch may cut a chain that is long now.
                 restore = max(restore, self.restore_bytes())
             except AssertionError as error:
                 return Trial(number, damage, f"wrong rows: {error}", fetched)
@@ -146,19 +151,20 @@ class _Query:
         fault = "" if number % COMPARED_EVERY else self.fault()
         before, allowed = self.cost
         self.cost = fetched, restore
-        if before + late > allowed:  # what upkeep did about the damage before is told with the next batch
+        if before + late > allowed:  # the report of the next batch has what upkeep fetched after the previous damage
             return Trial(number, f"the damage before {damage}", fault, before + late, allowed)
         return Trial(number, damage, fault, fetched, restore)
 
     def lose_one(self, number: str) -> None:
-        """Lose an executor; another one takes over its folder, while the standby has its tasks."""
+        """Lose an executor. A new executor takes over its folder, while the standby owns its tasks."""
         cluster = self.world.cluster
         cluster.lose(self.chance.choice(cluster.executors()).id)
         cluster.add(f"x{number}")
 
     def batch(self) -> int:
-        """Run one batch; return the bytes that slots fetched: none if nothing is amiss. What upkeep fetched of
-        snapshots after the batch before is told with it.
+        """Run one batch and return the bytes that its slots fetched, which are 0 if no file is damaged.
+
+        ``told_late`` becomes the bytes of snapshots that upkeep fetched after the previous batch.
         """
         self.damager.remember()
         rows, now_ms = drawn(self.chance, self.version), 1000 * self.version
@@ -173,10 +179,10 @@ class _Query:
         return report.fetched_bytes
 
     def restore_bytes(self) -> int:
-        """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots.
+        """Return the bytes of the two largest snapshots plus twice the bytes of all deltas after snapshots.
 
-        A journal lists all copies of a member, so without it all of them are restored. Processes that have read it
-        notice the damage only when they continue in a new journal. So journals of both members may be due at once.
+        A journal lists all copies of a member, so its loss restores all of them. Processes that have read it notice the
+        damage only when they continue in a new journal. So journals of both members may be lost at once.
         """
         entries = self.world.log().manifest.entries.values()
         snapshots = sorted(entry.snapshot.length for entry in entries if entry.snapshot is not None)
@@ -184,7 +190,7 @@ class _Query:
         return sum(2 * snapshots if self.is_journal_harmed else snapshots[-2:]) + 2 * sum(link.length for link in links)
 
     def fault(self) -> str:
-        """Compare the state in the store with the model."""
+        """Return how the state in the store differs from the model, or an empty text if it does not."""
         contents = Contents(self.load.operator, self.world.memory, self.world.home.root, self.folder)
         try:
             return "" if self.load.read(contents) == self.load.held() else "wrong state in the store"
@@ -196,7 +202,7 @@ class _Query:
 
 
 def _run(plan: Plan, told: Connection) -> None:
-    """Run the trials up to the first fault, and tell of each."""
+    """Run the trials until the first fault, and send each trial to the parent process."""
     with ExitStack() as stack:
         pools = [stack.enter_context(FORK.Pool(1, lambda: _name_by(os.getpid()))) for _ in range(plan.processes)]
         _name_by(plan.seed)
@@ -209,13 +215,13 @@ def _run(plan: Plan, told: Connection) -> None:
 
 
 def _name_by(seed: int) -> None:
-    """Draw the names of files and folders from a seed: which file is damaged depends on their order."""
+    """Draw the names of files and folders from a seed, because the order of the names decides which file is damaged."""
     chance = random.Random(seed)
     uuid.uuid4 = lambda: uuid.UUID(int=chance.getrandbits(128), version=4)
 
 
 def run_trials(plan: Plan) -> list[Trial]:
-    """Return what became of each trial. The last one has a fault if the process died or stopped in it."""
+    """Run the trials of a plan and return them. The last one has a fault if the process died or hung in it."""
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_run, args=(plan, theirs))
     process.start()

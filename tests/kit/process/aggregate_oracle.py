@@ -1,4 +1,4 @@
-"""The results of ``aggregate``'s functions over the values of one key, in plain Python."""
+"""The functions of ``aggregate`` over the values of one key, in plain Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXACT = Context(prec=120, rounding=ROUND_HALF_UP)
 
 
 def comparable(values: object) -> object:
-    """Make NaN equal to itself."""
+    """Return values in which each NaN is replaced by a text, so that it equals another NaN."""
     if isinstance(values, dict):
         return {name: comparable(value) for name, value in values.items()}
     return "NaN" if isinstance(values, float) and math.isnan(values) else values
@@ -58,4 +58,4 @@ ORACLE: dict[str, Callable[[list[Any]], Any]] = {
     "total": _known(_sum),
     "average": _known(_mean),
 }
-"""By the name of a result, the function of a key's values in the order of the rows."""
+"""The functions by the names of their results. Each takes the values of a key in the order of the rows."""

@@ -1,4 +1,4 @@
-"""A copy in memory that sessions can read and deltas can change: a stack of runs."""
+"""A copy in memory, as a stack of runs: sessions read it, and deltas change it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUESTIONS = {"read_elements", "read_entry", "next_indexes", "find_due_elements"
 
 
 class _Asked(Reading):
-    """A reading that notes what it is asked."""
+    """A reading that records the names of the calls that it gets."""
 
     def __init__(self, schema: VariableColumns, copy: _Noted, keys: pa.Table) -> None:
         super().__init__(schema, copy, keys)
@@ -39,7 +39,10 @@ class _Noted(CopyRuns):
 
 
 class MemoryReading:
-    """A key-group's state as runs, merged to one after so many deltas; notes what is asked of it."""
+    """The state of a key-group as runs, which are merged after every ``merge_every`` deltas.
+
+    ``asked`` records the calls.
+    """
 
     def __init__(self, schema: VariableColumns, merge_every: int = 3) -> None:
         self.schema = schema
@@ -49,7 +52,7 @@ class MemoryReading:
         self._count = 0
 
     def fold(self, changes: pa.Table) -> None:
-        """Apply a delta's part."""
+        """Apply the part of a delta."""
         assert changes.schema.equals(self.schema.part_schema(delta=True)), changes.schema
         self.runs = (*element_runs(self.schema.sealed(changes), self.schema), *self.runs)
         self._count += 1
@@ -58,9 +61,9 @@ class MemoryReading:
 
     @property
     def held(self) -> CopyRuns:
-        """What sessions read."""
+        """The copy from which sessions read."""
         return _Noted(self.runs, asked=self.asked)
 
     def rows(self) -> pa.Table:
-        """Return all that it holds, as wide rows."""
+        """Return the whole state as wide rows."""
         return self.schema.to_wide_rows(merge_elements(self.schema, self.runs, bottom=True))

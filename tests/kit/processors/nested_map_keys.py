@@ -1,4 +1,4 @@
-"""Maps whose keys are structs, arrays and maps, nulls in them included."""
+"""The case of maps whose keys are structs, arrays and maps with nulls."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NOWHERE, NO_ZONE = -2, -1
 
 
 class Trips(Logic):
-    """Counts trips by where they began, which way they took and what was loaded on each leg."""
+    """Counts trips. The key of a trip is its place, its path, its legs and its load."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare a map of nested keys."""
+        """Declare a map with nested keys."""
         self._trips = handle.getMapState("trips", TRIP, "count int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Do what each row says and tell what it found, then tell what there is."""
+        """Add or remove the trip of each row, yield the count before it, and at the end yield all trips."""
         for row in rows:
             trip = _trip(row)
             before = self._trips.getValue(trip)
@@ -60,7 +60,10 @@ def _told(trip: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return one text for a nested value, whatever holds its fields: pandas makes floats of integers beside nulls."""
+    """Return a text of a nested value that is the same for tuples, dicts and arrays.
+
+    Integers are shown without fractions, because pandas turns integers with nulls into floats.
+    """
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (tuple, list, np.ndarray)):
