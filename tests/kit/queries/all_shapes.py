@@ -1,4 +1,4 @@
-"""All shapes by name."""
+"""All query shapes by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregates in update mode, by the functions that they have, and in complete mode."""
+"""Shapes of aggregates: functions and keys in update mode, and queries in complete mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _update(name: str, build: Callable[[Frames], DataFrame], batches: Sequence[B
 
 
 def _by_key(*columns: str) -> Callable[[Frames], DataFrame]:
-    """Return a query that aggregates by key what is told in SQL."""
+    """Return a query that groups by key with these aggregates in SQL."""
     return lambda given: given.events.groupBy("k").agg(*map(F.expr, columns))
 
 

@@ -1,4 +1,4 @@
-"""De-duplication in its three forms, and what is counted distinct exactly, for which Spark's batch query stands."""
+"""Shapes of de-duplication in its three forms, and of exact distinct counts, for which Spark has only a batch query."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Build = Callable[[Frames], DataFrame]
 TWICE = events(
     "0a1 0a1 1a1 2b2 40b1", "0a1 1a2 30c1 40b1 41b1", "30c1 29c1 60a1 2b2", "", "60a1 61a1 45_1 46_1", "99z1"
 )
-"""Rows that come again at once, later, and when they are late."""
+"""Rows that are repeated in the same batch, in a later batch, and when they are late."""
 NO_TIMES = events("0a1 1a1", "0a1 40a1 ?b1 ?c1", "?b1 50a1", "0a1 ?b1 90a1")
-"""Rows without a time, which Spark takes for ones of 1970 when it forgets keys, and never for late."""
+"""Rows without a time. Spark treats them as rows of 1970 when it expires keys, but never drops them as late."""
 
 
 def _distinct(kind: str, name: str, build: Build, batches: Sequence[Batch] = TWICE, **told: Any) -> Shape:
@@ -70,7 +70,7 @@ def _once(*columns: str, delay: str = "10 seconds") -> Build:
 
 
 AGAIN = events("0a1 40b1", "41a1 30c1", "60b1 50b1 54a1", "61b1 62a1", "100a1 100z1")
-"""Keys that come again when they are forgotten, and before."""
+"""Keys that are repeated before and after they expire."""
 WITHIN = (
     _within("no_times", _once("k"), NO_TIMES),
     _within("by_key", _once("k"), AGAIN),

@@ -1,5 +1,6 @@
-"""Queries by the way they are written: SQL over views, unions, joins with frames that are no streams, functions of
-users' around an operator; and chains of several operators.
+"""Shapes by the way in which a query is written, and chains of several operators.
+
+Queries are written with SQL over views, unions, joins with static frames, and functions of users around an operator.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["SHAPES"]
 Build = Callable[[Frames], DataFrame]
 
 STORY = events("0a1 0b2 4a3 5a3 12b5", "9a1 13b4 21a2 21a2 22c7", "1a9 2b9 14a1 30b1 35c2", "", "3a1 50a1 41b2", "90z1")
-# A key has one window a batch that closes: which of several comes first, nobody says.
+# In each batch at most one window of a key ends, because the order of several would be undefined.
 ONE_A_BATCH = events(
     "0a1 0b2 4a3 4a3 12b5", "9d1 13b4 21a2 21a2 22c7", "1a9 2b9 14a1 30b1 35c2", "", "3a1 50a1 41b2", "90z1"
 )
@@ -55,7 +56,7 @@ def doubled(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 
 def large(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Leave small sums out."""
+    """Keep only sums that are greater than 2."""
     for batch in batches:
         yield pa.RecordBatch.from_pylist([row for row in batch.to_pylist() if row["s"] > 2], schema=batch.schema)
 
@@ -66,7 +67,7 @@ def _union(given: Frames) -> DataFrame:
 
 
 def _shorter(given: Frames) -> DataFrame:
-    """The key's first letter, by a user's function."""
+    """Return totals by the first letter of the key, which a user's function computes."""
     first = F.udf(lambda k: None if k is None else k[:1] + "!", "string")
     return _totals(given.timed().withColumn("k", first("k")))
 
@@ -164,7 +165,7 @@ def _once_then_counted(given: Frames) -> DataFrame:
 
 
 def _united_sketches(given: Frames) -> DataFrame:
-    """How many numbers there were in tens of seconds, of the sketches that fives have of them."""
+    """Return the number of distinct numbers in windows of 10 seconds, merged from sketches of windows of 5 seconds."""
     fives = given.timed().groupBy(F.window("at", "5 seconds"), "k").agg(F.hll_sketch_agg("n", 10).alias("s"))
     tens = fives.groupBy(F.window("window", "10 seconds"))
     return tens.agg(F.hll_sketch_estimate(F.hll_union_agg("s")).alias("ns"), F.count("*").alias("fives"))

@@ -1,4 +1,4 @@
-"""Windows of event time: tumbling, sliding and sessions, with late rows, equal times and batches without rows."""
+"""Shapes of event-time windows: tumbling, sliding and session windows, with late rows and batches without rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["SHAPES"]
 Build = Callable[[Frames], DataFrame]
 
 STORY = events("0a1 0b2 4a3 5a3 12b5", "9a1 13b4 21a2 21a2 22c7", "1a9 2b9 14a1 30b1 35c2", "", "3a1 50a1 41b2", "90z1")
-"""Rows that are on time, rows that are just on time, late ones, none, and a last one that closes nearly all."""
+"""Rows on time, rows at the watermark, late rows, an empty batch, and a last row that closes nearly all windows."""
 LATE = events("0a1 40a1", "1a1 2a1 3b1 41a1", "50a1 40a3 39a5", "50a1 51a1 80b1")
-"""Rows for windows that the same batch closes, and rows that are late for good."""
+"""Rows of windows that the same batch closes, and late rows that are dropped."""
 APART = events("0a1 1b2", "100a1", "99a1 200b1", "?a1 201_2", "300c1 300c1")
-"""Times far from each other, one that is not known, and a key that is not known."""
+"""Times that are far from each other, a null time and a null key."""
 
 
 def _tumbling(name: str, build: Build, batches: Sequence[Batch] = STORY, **told: Any) -> Shape:
@@ -83,9 +83,9 @@ SLIDING = (
 VISITS = events(
     "0a1 3a2 20b1 26b2 1c5", "5a3 31b7 50a1 51c1", "4a9 30a1 36a2 90a1", "", "60b1 85a4 100c1 100c2", "200z1"
 )
-"""Sessions that grow at both ends, that meet, that touch, and that are over."""
+"""Sessions that grow at both ends, that merge, that touch, and that have ended."""
 MEETING = events("0a1 8a2 20b1", "4a3 40b1 36b1", "38b2 12a1", "70a1 71b1", "120z1")
-"""A row between two sessions makes them one."""
+"""Rows between two sessions, which merge them."""
 
 
 def _session(name: str, build: Build, batches: Sequence[Batch] = VISITS, **told: Any) -> Shape:

@@ -24,20 +24,25 @@ N = pa.schema([("n", pa.int64())])
 OUTPUT = pa.schema([("k", pa.string()), ("due", pa.int64()), ("held", pa.string())])
 LIVES_MS = {"last": 1_500, "recent": 2_000, "marks": 2_500}
 AFTER_MS = (0, 1_000, 2_000, 5_000, 2_999, 3_001, 4_000, 6_000, 1_001)
-"""By a row's value, how much later its timer is due: now, with a coming batch, a moment before or after one."""
+"""The delay of a row's timer, by the value of the row.
+
+Timers are due at once, at the time of a later batch, or a moment before or after it.
+"""
 MARKS = 3
 
 
 @dataclass(frozen=True)
 class Alarms:
-    """Sums values and registers a timer for each row. A negative value deletes the key and its timers. A timer returns
-    the state, halves the sum and registers the next timer. Rows need a column ``v`` and, for event time, ``ts``.
+    """Sums values and registers a timer for each row. A negative value deletes the key and its timers.
+
+    A timer returns the state, halves the sum and registers the next timer. Rows need a column ``v`` and, for event
+    time, ``ts``.
     """
 
     mode: TimeMode = "ProcessingTime"
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
-        """Declare a sum that stays and, by the clock, a value, a list and a map that live for a while."""
+        """Declare a sum without a TTL, and a value, a list and a map, which have a TTL in processing time."""
         lives = LIVES_MS if self.mode == "ProcessingTime" else dict.fromkeys(LIVES_MS)
         variables = (
             Variable("sum", "value", N),
@@ -55,7 +60,7 @@ class Alarms:
 
 
 class _Ringing:
-    """What ``Alarms`` does with one slot's keys: a ``Processor``."""
+    """The ``Processor`` of ``Alarms`` for the keys of one slot."""
 
     def begin(self) -> None:
         pass
@@ -114,7 +119,7 @@ def _number(values: tuple[int] | None) -> int:
 
 
 class _Values:
-    """Rows as pairs of their value and what time it is: the batch's, or their own. A ``Form``."""
+    """A ``Form`` whose rows are pairs of the value and the time: the time of the batch, or that of the row."""
 
     def __init__(self, now_ms: int | None) -> None:
         self._now_ms = now_ms
@@ -144,9 +149,9 @@ class _Values:
 
 
 class AlarmsOracle:
-    """The expected state and output of ``Alarms``.
+    """Computes the expected state and output of ``Alarms``.
 
-    ``held`` has each value and its expiry by key, variable and name. ``timers`` are (time, key).
+    ``held`` has each value and its expiry time by key, variable and name. ``timers`` are pairs of time and key.
     """
 
     def __init__(self, mode: TimeMode = "ProcessingTime") -> None:
@@ -157,8 +162,9 @@ class AlarmsOracle:
         self.fired = self.expired = 0
 
     def feed(self, rows: Iterable[tuple[str, int, int]], now_ms: int, passes: Sequence[int]) -> list[dict[str, object]]:
-        """Process rows (key, value, time) in their order, then the timers of each pass; return the output. ``fired``
-        and ``expired`` count what this batch did.
+        """Process rows (key, value, time) in their order, then the timers of each pass, and return the output.
+
+        ``fired`` and ``expired`` become the counts of this batch.
         """
         touched: dict[str, None] = {}
         for key, value, row_ms in rows:
@@ -182,13 +188,13 @@ class AlarmsOracle:
         return outputs
 
     def give(self, initial: Iterable[tuple[str, int]]) -> None:
-        """Set the initial state (key, sum), which precedes the rows of a batch."""
+        """Add an initial state of pairs (key, sum), which precedes the rows of a batch."""
         for key, n in initial:
             variables = self.held.setdefault(key, {})
             variables["sum", 0] = (variables.get(("sum", 0), (0, None))[0] + n, None)
 
     def state(self) -> dict[object, tuple[object, ...]]:
-        """Return what a store must hold, as ``held_by_key`` gives it."""
+        """Return the expected state in the form of ``held_by_key``."""
         contents: dict[object, list[object]] = {key: [] for key, variables in self.held.items() if variables}
         for key, variables in self.held.items():
             for (variable, name), (n, due_ms) in sorted(variables.items()):

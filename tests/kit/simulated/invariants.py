@@ -1,4 +1,4 @@
-"""Checks of the invariants I1 to I5 on a simulated query. A failure names its invariant."""
+"""Check the invariants I1 to I5 on a simulated query. A failure names the violated invariant."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.kit.simulated.world import World, held_by_key
 from tests.kit.state.local_copies import checksum_on_disk, rows_of_stack
 
 Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
-"""By version and store: what every key should hold."""
+"""The expected state of each key, by version and store."""
 
 
 class History:
-    """Everything that was ever committed to one log, as it was seen being committed: retention may delete it later."""
+    """Everything that was ever committed to one log, recorded at its commit. Retention may delete it later."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -45,20 +45,23 @@ class History:
         self.timers: dict[tuple[Address, Head], int | None] = {}
         self.seen_at: dict[int, float] = {}
         self.swept: set[int] = set()
-        """Records that are gone: a put that lands very late may bring a number back, below all that anybody reads."""
+        """Deleted records. A very late put may write such a record again, below all records that are read."""
         self._seen_whole: dict[tuple[object, ...], dict[object, tuple[object, ...]]] = {}
-        """What copies of these bytes hold: they are looked at each time, and decoded once."""
+        """The decoded contents of copies by their parts, so that the same bytes are decoded once."""
         self._decoded: dict[tuple[str, int], pa.Table] = {}
-        """Snapshots by name and checksum."""
+        """Decoded snapshots by name and checksum."""
         self._looked_at: dict[str, bytes] | None = None
-        """The objects at the last look, which found nothing wrong."""
+        """The objects at the last check, which found no violation."""
         self._listed: dict[str, set[str]] = {}
-        """Objects of records, by commit id, and of savepoints, by the name of their object."""
+        """The objects of records by commit id, and those of savepoints by the name of the savepoint's object."""
         self._sound: dict[tuple[str, int, int, int], bytes] = {}
-        """Bytes in memory that a record lists, and that have their checksum: as long as these very bytes are there."""
+        """Listed bytes in memory whose checksum is right. They are checked again if the object is replaced."""
 
     def look(self) -> None:
-        """Read what is new and check every invariant of the log and of what it lists, if anything came or went."""
+        """Read new records, and check every invariant of the log and of the objects that it lists.
+
+        Without a new or deleted object, nothing is checked.
+        """
         head = self._there()
         if head is not None and head == self._looked_at:
             return
@@ -78,12 +81,12 @@ class History:
         self._looked_at = head
 
     def _there(self) -> dict[str, bytes] | None:
-        """Return the existing objects, or ``None`` if they are not in memory."""
+        """Return the objects by name, or ``None`` if they are not in memory."""
         memory = self.world.memory
         return dict(memory._objects.by_name) if isinstance(memory, MemoryStore) else None  # private: all at once
 
     def check_told(self, commit_id: str) -> None:
-        """I4: a record that was reported as committed is in the log, and not under a swept number."""
+        """I4: a record that was reported as committed is in the log, and not under the number of a deleted record."""
         self.look()
         is_known = any(record.commit_id == commit_id for record in self.records.values())
         assert is_known, "I4: a record was reported as committed, but the log's line never had it"
@@ -145,7 +148,7 @@ class History:
             _check_entry(manifest.entry(*address), entry, new)
 
     def kept_seconds(self, record: Record) -> float:  # noqa: ARG002 - all drivers have the same settings here
-        """Return how long the writer of this record promises older records at least."""
+        """Return for how many seconds the writer of this record at least keeps older records."""
         return self.world.settings.retained_for
 
     def _check_taken_back(self, old: Record, new: Record, after: Manifest) -> None:
@@ -217,7 +220,7 @@ class History:
             assert (after.entries, new.shards) == (manifest.entries, old.shards), "I3: shards that stay were changed"
 
     def check_listed_objects(self) -> None:
-        """I5: what a retained record lists is there and is what was written."""
+        """I5: the objects that a retained record lists exist and are unchanged."""
         newest = max(self.records, default=-1)
         present = set(self.world.memory.list(""))
         for savepoint in self.records[newest].savepoints if self.records else ():
@@ -263,7 +266,7 @@ class History:
         return keys_of(self.world.home)
 
     def listed_by(self, sequence: int) -> set[str]:
-        """Return the objects of a record: of state, and of output that was sealed."""
+        """Return the objects of a record: those with state, and those with sealed output."""
         record = self.records[sequence]
         if record.commit_id not in self._listed:
             outputs = {link.object for _, link in record.outputs}
@@ -271,7 +274,7 @@ class History:
         return self._listed[record.commit_id]
 
     def listed_by_savepoint(self, savepoint: RecordedSavepoint) -> set[str]:
-        """Return the objects of a savepoint, which is whole."""
+        """Return the objects of a savepoint, after a check that the savepoint equals its record."""
         name = paths.savepoint_name(savepoint.id)
         if name not in self._listed:
             kept = decode(self.world.memory.get(name) or b"", "")
@@ -294,15 +297,16 @@ class History:
         self._check_bytes(link.object, data, start, end - start, link.checksum)
 
     def _check_bytes(self, name: str, data: bytes, start: int, length: int, checksum: int) -> None:
-        """Compare a part of an object with its checksum, once for the same bytes: those in memory never change."""
+        """Compare a part of an object with its checksum. The same bytes in memory are checked once."""
         read_key = (name, start, length, checksum)
         if self._sound.get(read_key) is not data:
             assert part_codec.checksum(data[start : start + length]) == checksum, f"I5: {name} was overwritten"
             self._sound[read_key] = data
 
     def check_copies(self, contents: Contents, owner: str = "") -> int:
-        """I2: every local copy (of an owner) that can be read holds exactly a committed version; return how many were
-        looked at.
+        """I2: every readable local copy holds exactly a committed version. Return the number of checked copies.
+
+        If ``owner`` is set, only the copies of this owner are checked.
         """
         checked = 0
         for path in sorted(self.world.local_dir.glob("*/m*/owner")):
@@ -316,7 +320,7 @@ class History:
         return checked
 
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Contents) -> bool:
-        """I2: a readable copy of a durable store equals a committed version; return whether it is readable."""
+        """I2: a readable copy of a durable store equals a committed version. Return whether the copy was checked."""
         store, key_group = address
         operator = next(operator for operator in self.world.operators if operator.store == store)
         head = stack.head
@@ -352,16 +356,16 @@ class History:
         key_group: int,
         head: Head,  # noqa: ARG002 - one dispatch
     ) -> dict[object, tuple[object, ...]]:
-        """Return what of a state belongs into a key-group's copy at a head."""
+        """Return the part of a state that belongs in a key-group's copy at a head."""
         return of_key_group(state, key_group, self.world.settings.key_groups)
 
     def _contents_at(self, head: Head, contents: Contents) -> Mapping[str, Mapping[object, tuple[object, ...]]]:
-        """Return what every key should hold at a head."""
+        """Return the expected state of all stores at a head."""
         return contents[head.version]
 
 
 def _still_there(table: pa.Table, due: str | None, timer_ms: int | None) -> pa.Table:
-    """Return the rows without those whose time is over by the timer that the log has: they may lie there still."""
+    """Return the rows that are not yet due by the timer of the log. Rows that are due may still be in the copy."""
     if due is None:
         return table
     times = in_milliseconds(table.column(due).combine_chunks())
@@ -384,7 +388,7 @@ def _check_entry(old: Entry, new: Entry, record: Record) -> None:
     for link in added:
         assert int(link.head.attempt.split("-")[0]) == record.epoch, "I1: an attempt of another epoch is listed"
     if added and not chain and new.snapshot is None:
-        return  # a delta with the whole state
+        return  # the delta has the whole state
     before = old.chain
     if new.snapshot != old.snapshot:
         assert new.snapshot is not None, "I3: a snapshot was dropped"
@@ -395,7 +399,7 @@ def _check_entry(old: Entry, new: Entry, record: Record) -> None:
 
 
 def _check_chain(before: tuple[Link, ...], after: tuple[Link, ...]) -> None:
-    """Check that each link of ``after`` was there before, or is a merged delta in place of successive links."""
+    """Check that each link of ``after`` is a link of ``before``, or a merged delta that replaces successive ones."""
     rest = list(before)
     for link in after:
         assert rest, "I3: the chain was changed"
