@@ -1,8 +1,8 @@
 """A store that fails on purpose, by a script.
 
-    store = FaultyStore(MemoryStore(), [Fault("answer_lost", name="log/", skip=1)])
+   store = FaultyStore(MemoryStore(), [Fault("answer_lost", name="log/", skip=1)])
 
-The second put below ``log/`` succeeds but raises ``UnavailableError``; everything else goes through.
+The second put below ``log/`` succeeds but raises ``UnavailableError``. All other calls succeed.
 """
 
 import threading
@@ -36,24 +36,27 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One line of the script: what happens to which calls.
+    """One line of the script: a kind of fault and the calls that it affects.
 
-    ``answer_lost``: the call works, then raises ``UnavailableError``. ``request_lost``: it raises and nothing was done.
-    ``late``: it raises, and the bytes arrive only when ``FaultyStore.land`` is called. ``unavailable``: it raises.
-    ``slow``: ``seconds`` pass, then it works. ``truncated``: a get lacks its second half. ``flipped``: a get has one
-    bit changed, in its middle byte. ``missing``: a get finds nothing. ``overwrites``: a put of a name that is taken
-    replaces the object.
+    - ``answer_lost``: The call succeeds, and then raises ``UnavailableError``.
+    - ``request_lost`` and ``unavailable``: The call raises ``UnavailableError`` and has no effect.
+    - ``late``: A put raises ``UnavailableError``. The object is written when ``FaultyStore.land`` is called.
+    - ``slow``: The call succeeds after ``seconds``.
+    - ``truncated``: A get returns the first half of the bytes.
+    - ``flipped``: A get returns bytes with one changed bit in the middle.
+    - ``missing``: A get finds nothing.
+    - ``overwrites``: A put replaces an existing object.
     """
 
     kind: Kind
     method: str = ""
-    """``put get head list delete``; empty: every method that the kind can befall."""
+    """The affected method: ``put get head list delete``. An empty text stands for all methods that it can affect."""
     name: str = ""
-    """What the object's name (of a delete: one of the names; of a list: the prefix) begins with."""
+    """A prefix of the affected object's name. For a delete one name must match, for a list its prefix."""
     skip: int = 0
-    """So many fitting calls go well first."""
+    """The number of matching calls that succeed first."""
     times: int | None = 1
-    """Then so many fail; ``None``: all."""
+    """The number of calls that fail afterwards. ``None`` stands for all."""
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -61,16 +64,16 @@ class Fault:
             raise ConfigError(f"{self.kind!r} cannot befall a {self.method!r}", remedy=f"use {_METHODS[self.kind]}")
 
     def fits(self, method: str, names: Sequence[str]) -> bool:
-        """Tell whether a call is one that this fault is about."""
+        """Return whether this fault affects a call."""
         methods = (self.method,) if self.method else _METHODS[self.kind]
         return method in methods and any(name.startswith(self.name) for name in names)
 
 
 class FaultyStore:
-    """Do what ``inner`` does, but for the scripted faults; where several are due for one call, the first is taken.
+    """A store that forwards calls to ``inner``, except for the scripted faults.
 
-    ``calls`` lists every call as (method, name). ``sleep`` is what a slow call waits with. Deterministic: the same
-    calls in the same order fail in the same way.
+    If several faults are due for one call, the first takes effect. ``calls`` lists every call as (method, name).
+    ``sleep`` is the function with which slow calls wait. The same calls in the same order fail in the same way.
     """
 
     def __init__(
@@ -90,22 +93,22 @@ class FaultyStore:
 
     @property
     def requests(self) -> dict[str, int]:
-        """What reached the inner store."""
+        """The counts of requests that the inner store received."""
         return self.inner.requests
 
     def script(self, *faults: Fault) -> None:
-        """Add faults; each counts the calls from here on."""
+        """Add faults to the script. Each counts the calls from now on."""
         with self._lock:
             self._script += faults
             self._seen += [0] * len(faults)
 
     def heal(self) -> None:
-        """Forget the rest of the script. Late bytes still wait for ``land``."""
+        """Drop the rest of the script. Late puts still wait for ``land``."""
         with self._lock:
             self._script, self._seen = [], []
 
     def land(self) -> list[bool]:
-        """Let the late puts arrive, in their order; return what each would have answered."""
+        """Write the late puts in their order, and return the results of these puts."""
         with self._lock:
             late, self._late = self._late, []
         return [self.inner.put_if_absent(name, data) for name, data in late]
@@ -122,12 +125,12 @@ class FaultyStore:
         return self._do(fault, name, lambda: self.inner.put_if_absent(name, data))
 
     def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
-        """See ``ObjectStore.replace_if_unchanged``; the faults of a ``put``, but none that is ``late``."""
+        """See ``ObjectStore.replace_if_unchanged``. It has the faults of a ``put``, except ``late``."""
         fault = self._due("put", (name,))
         return self._do(fault, name, lambda: self.inner.replace_if_unchanged(name, data, tag))
 
     def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
-        """See ``ObjectStore.get_if_changed``; the faults of a ``get`` that raise."""
+        """See ``ObjectStore.get_if_changed``. It has the faults of a ``get`` that raise, and ``missing``."""
         fault = self._due("get", (name,))
         tagged = self._do(fault, name, lambda: self.inner.get_if_changed(name, tag))
         return None if fault and fault.kind == "missing" else tagged
@@ -146,7 +149,7 @@ class FaultyStore:
         return None if fault.kind == "missing" else data
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
-        """See ``ObjectStore.copy_to``; the faults of a ``get``."""
+        """See ``ObjectStore.copy_to``. It has the faults of a ``get``."""
         return write_all(self.get(name, start, length), write)
 
     def exists(self, name: str) -> bool:
@@ -162,7 +165,7 @@ class FaultyStore:
         return self._do(self._due("delete", names), ", ".join(names), lambda: self.inner.delete(names))
 
     def _due(self, method: str, names: Sequence[str]) -> Fault | None:
-        """Note the call; return the fault that befalls it. Every fault that fits counts it, taken or not."""
+        """Record a call and return the fault that takes effect. Every matching fault counts the call."""
         due: Fault | None = None
         with self._lock:
             self.calls.append((method, ", ".join(names)))
@@ -175,7 +178,7 @@ class FaultyStore:
         return due
 
     def _do(self, fault: Fault | None, name: str, work: Callable[[], Result]) -> Result:
-        """Do the work, before, after or without the fault."""
+        """Execute a call with its fault, if there is one."""
         if fault and fault.kind == "slow":
             self._sleep(fault.seconds)
         if fault and fault.kind in {"unavailable", "request_lost"}:

@@ -1,9 +1,8 @@
-"""A store whose LIST lags behind its objects, as eventually consistent ones do.
+"""A store whose LIST shows changes late, as in eventually consistent stores.
 
-    store = LaggingStore(MemoryStore(), lags=lambda name: name.startswith("log/"))
+   store = LaggingStore(MemoryStore(), lags=lambda name: name.startswith("log/"))
 
-What is put or deleted through it is there, or gone, at once for every call but ``list``, which shows it only after
-``catch_up``.
+Every other call sees a put or deleted object at once. ``list`` shows the change only after ``catch_up``.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +18,9 @@ def _always(_: str) -> bool:
 
 
 class LaggingStore(FaultyStore):
-    """Do what ``inner`` does, but let ``list`` show a change of a name that ``lags`` only after ``catch_up``.
+    """A store that forwards calls to ``inner``, but whose ``list`` lags behind for names for which ``lags`` is true.
 
-    Changes that are made to ``inner`` itself show at once.
+    ``list`` shows changes of such names after ``catch_up``. It shows changes that are made to ``inner`` itself at once.
     """
 
     def __init__(self, inner: ObjectStore, lags: Callable[[str], bool] = _always) -> None:
@@ -31,13 +30,16 @@ class LaggingStore(FaultyStore):
         self._ghosts: set[str] = set()
 
     def catch_up(self, shows: Callable[[str], bool] = _always) -> None:
-        """Let LIST show the changes so far of all names, or of those that ``shows`` picks; they are asked in order."""
+        """Let LIST show the changes so far of all names for which ``shows`` is true.
+
+        ``shows`` gets the names in order.
+        """
         with self._lock:
             self._hidden = {name for name in sorted(self._hidden) if not shows(name)}
             self._ghosts = {name for name in sorted(self._ghosts) if not shows(name)}
 
     def hide(self, *names: str) -> None:
-        """Let LIST not show these objects, as if they had been put just now."""
+        """Hide these objects from LIST, as if they had just been put."""
         with self._lock:
             self._hidden.update(names)
 
@@ -52,7 +54,7 @@ class LaggingStore(FaultyStore):
         return written
 
     def list(self, prefix: str) -> list[str]:
-        """Return the names that begin with ``prefix`` as they were: without the newest, with those just deleted."""
+        """Return the names with ``prefix`` as of the last ``catch_up``: without new objects, with deleted ones."""
         found = super().list(prefix)
         with self._lock:
             return sorted(({*found} - self._hidden) | {name for name in self._ghosts if name.startswith(prefix)})

@@ -1,6 +1,7 @@
-"""Print the topics that queries read and racks of topics: ``kafka_sources_app.py FOLDER BOOTSTRAP LOGIN SILENT JARS``.
+"""Print the topics that queries read, and racks of topics.
 
-``LOGIN`` is the address of a listener that asks for a password, ``SILENT`` that of a server that never answers.
+Usage: ``kafka_sources_app.py FOLDER BOOTSTRAP LOGIN SILENT JARS``. ``LOGIN`` is the address of a listener that requires
+a password, ``SILENT`` that of a server that never answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.kit.quiet import KeptWarnings
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS
 
 UNUSED = "kafka.ssl.key.password"
-"""An option that a plaintext source does not use."""
+"""An option that has no effect on a plaintext source."""
 TOPICS = {
     "subscribe": {"subscribe": "clicks, views"},
     "assign": {"assign": '{"clicks": [0]}'},
@@ -33,7 +34,7 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 def login(password: str) -> dict[str, str]:
-    """Return the options of a source that logs in."""
+    """Return the options of a source that logs in with a password."""
     return {
         "kafka.security.protocol": "SASL_PLAINTEXT",
         "kafka.sasl.mechanism": "PLAIN",
@@ -44,7 +45,7 @@ def login(password: str) -> dict[str, str]:
 def racks_of(
     spark: SparkSession, silent: str, servers: str, topics: tuple[str, ...], options: Mapping[str, str]
 ) -> object:
-    """Return the racks of topics, the warnings, and the seconds that it took."""
+    """Return the racks of topics, the warnings, and the elapsed seconds."""
     warnings = KeptWarnings()
     logging.getLogger("riffle_spark").addHandler(warnings)
     started = time.monotonic()
@@ -55,7 +56,10 @@ def racks_of(
 
 
 def main(folder: Path, bootstrap: str, secured: str, silent: str, jars: str) -> None:
-    """Print a line of JSON with the racks of topics. Run each query for one trigger, and print what it reads."""
+    """Print a line of JSON with the racks of topics.
+
+    Run each query for one trigger, and print the topics that it reads.
+    """
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
