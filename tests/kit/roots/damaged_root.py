@@ -96,7 +96,7 @@ def newer(data: bytes) -> bytes:
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(table.replace_schema_metadata(schema.metadata))
     found = sink.getvalue().to_pybytes()
-    assert len(found) == len(data), "it lies where the other one lay"
+    assert len(found) == len(data), "the changed part has another length"
     return found
 
 
@@ -171,15 +171,15 @@ def newest_without(world: World, name: str) -> int:
             | log.manifest_of(record).object_names()
         ):
             return record.version
-    raise AssertionError("all need it")
+    raise AssertionError(f"all records need {name}")
 
 
 def put_back(world: World, files: Mapping[str, bytes | None]) -> Mapping[str, bytes | None]:
     """Replace objects by these contents, as from a backup, and return the previous contents."""
-    there = {}
+    previous = {}
     for name, data in files.items():
         path = root_of(world) / name
-        there[name] = path.read_bytes() if path.exists() else None
+        previous[name] = path.read_bytes() if path.exists() else None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True) if data is None else path.write_bytes(data)
-    return there
+    return previous

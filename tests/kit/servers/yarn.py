@@ -71,7 +71,7 @@ class Yarn(Server):
 
     def wait_until_ready(self) -> None:
         """Wait until the node is registered."""
-        assert self._children, "start it first"
+        assert self._children, "YARN is not started"
         self._children[1].wait_until(self._has_node, START_TIMEOUT_SECONDS)
 
     def stop(self) -> None:

@@ -160,7 +160,7 @@ class Elastic(World):
     def member(self, executor: str) -> str:
         """Return the member of an executor."""
         living = self.ownership.membership.of_executor(executor)
-        assert living is not None, f"executor {executor} holds no member"
+        assert living is not None, f"executor {executor} has no member"
         return str(living.id)
 
     def holds(self, executor: str) -> tuple[set[int], set[int], set[int]]:

@@ -56,7 +56,7 @@ def check_valid(world: World) -> None:
         _check_standbys(world, view)
         for layout in ownership.placement.layout.all_groups:
             served = sorted(group for slot in layout.slots for group in slot.key_groups)
-            assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
+            assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot or two slots"
 
 
 def _check_standbys(world: World, view: View) -> None:
@@ -77,7 +77,7 @@ def _check_standbys(world: World, view: View) -> None:
     num_standbys = min(settings.num_standbys, len(allowed or view.members) - 1)
     counts = {task.id: len(present.standbys.get(task.id, ())) for task in view.tasks if task.kind == "stateful"}
     missing = {task: count for task, count in counts.items() if count < num_standbys}
-    assert not missing, f"P6: of {num_standbys} standbys there are {missing}"
+    assert not missing, f"P6: tasks have fewer than {num_standbys} standbys: {missing}"
 
 
 def check_copies_bounded(world: World) -> None:
@@ -117,7 +117,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         )
         copies_listed = {(store, key_group) for store, key_group, _, _ in census.copies}
         assert self.of_member(census.member).keys() == copies_listed, (
-            f"{census.member} is taken to have other copies than it said"
+            f"{census.member} reported other copies than the driver recorded"
         )
 
     def answer(
@@ -155,10 +155,14 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     ) -> dict[str, list[Drop]]:
         drops = due(self, copies, live, second, delay, at_once=at_once)
         for member, address in [(name, (drop.store, drop.key_group)) for name in drops for drop in drops[name]]:
-            assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
-            assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
+            assert (member, address) not in unanswered.get(id(copies), ()), (
+                f"I9: the copy {address} on {member} was reported after the last assignment"
+            )
+            assert not needed[id(copies)](member, address), f"I9: the copy {address} on {member} is assigned"
             since = idle[id(copies)].pop((member, address), second)
-            assert second - since >= delay or member in at_once, f"I9: {address} on {member} had a place lately"
+            assert second - since >= delay or member in at_once, (
+                f"I9: the copy {address} on {member} was assigned within the delay"
+            )
         return drops
 
     def drop_all(self: _Piece, folder: Folder) -> None:
@@ -182,5 +186,7 @@ class _Watched(Folder):
         stack = (stacks or self.stacks(store)).read(key_group)
         head = self._heads.get((store, key_group))
         if stack is not None and head not in {None, stack.head} and _has_files(self.path, stack):
-            pytest.fail(f"I9: {store}, key-group {key_group} on {self.member} goes, though it has moved on")
+            pytest.fail(
+                f"I9: copy of {store}, key-group {key_group} on {self.member} is removed, but its head has changed"
+            )
         super().drop(store, key_group, stacks)

@@ -103,7 +103,7 @@ def held_by_key(table: pa.Table) -> dict[object, tuple[object, ...]]:
     if VARIABLE not in table.column_names:
         rows = list(zip(*table.to_pydict().values(), strict=True))
         state = {key: tuple(values) for key, *values in rows}
-        assert len(state) == len(rows), "a key has one row"
+        assert len(state) == len(rows), "a key has several rows"
         return state
     elements: dict[object, list[object]] = {}
     for row in table.to_pylist():

@@ -139,7 +139,7 @@ class LiveQuery:
         """
         reports, deadline = [], time.monotonic() + PATIENCE_SECONDS
         while not self._level():
-            assert time.monotonic() < deadline, f"copies do not follow: {self.job.reports[-1].warnings}"
+            assert time.monotonic() < deadline, f"copies are not up to date: {self.job.reports[-1].warnings}"
             reports.append(self.feed())
         return reports
 
@@ -157,9 +157,9 @@ class LiveQuery:
         Copies that are not of owners fall behind.
         """
         folders = [cluster.local_folder(index) for index in range(len(cluster.hosts))]
-        with ExitStack() as held:
+        with ExitStack() as locks:
             for lock in (lock for folder in folders for m in self.job.members() for lock in _locks(folder, m.id)):
-                fcntl.flock(held.enter_context(lock.open("a")), fcntl.LOCK_EX)
+                fcntl.flock(locks.enter_context(lock.open("a")), fcntl.LOCK_EX)
             yield
 
     def arrange(self, wanted: Mapping[str, tuple[set[int], set[int]]], **settings: Any) -> None:
