@@ -60,10 +60,13 @@ def _anchors_of(line: Json) -> list[Anchor]:
     """Return the clusters of a line, which has one cluster and the results of Kafka Streams by strategy."""
     cluster = cast(Json, line["scenario"])
     results = cast("dict[str, Json]", line["kafka_streams"])
-    return [Anchor(cast(str, entry["scenario"]), _asked(cluster, entry), entry) for _, entry in sorted(results.items())]
+    return [
+        Anchor(cast(str, entry["scenario"]), _scenario_of(cluster, entry), entry)
+        for _, entry in sorted(results.items())
+    ]
 
 
-def _asked(cluster: Json, result: Json) -> Json:
+def _scenario_of(cluster: Json, result: Json) -> Json:
     config = {**cast(Json, cluster["config"]), "strategy": result["strategy"]}
     return {**cluster, "name": result["scenario"], "config": config}
 

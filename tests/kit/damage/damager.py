@@ -32,10 +32,10 @@ class Damager:
         """Store the contents of each file that changed since the last call."""
         for folder in self.folders():
             for path in files_in(folder):
-                held, now = self._older.setdefault(path, []), path.read_bytes()
-                if held[-1:] != [now]:
-                    held.append(now)
-        self._older = {path: held[-3:] for path, held in self._older.items() if path.exists()}
+                versions, now = self._older.setdefault(path, []), path.read_bytes()
+                if versions[-1:] != [now]:
+                    versions.append(now)
+        self._older = {path: versions[-3:] for path, versions in self._older.items() if path.exists()}
 
     def damage(self) -> str:
         """Damage one file and return a description of the damage, or an empty text if there is no file."""
@@ -48,11 +48,11 @@ class Damager:
             self._older_one,
         ]  # fmt: skip
         before = path.stat()
-        said = self._chance.choice(kinds)(path)
+        description = self._chance.choice(kinds)(path)
         if path.exists() and self._chance.random() < 0.5:
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-            said += ", its time put back"
-        return f"{path.relative_to(self._base)}: {said}"
+            description += ", its time put back"
+        return f"{path.relative_to(self._base)}: {description}"
 
     def _drawn(self, files: list[Path]) -> Path:
         """Draw a file. Half of the draws prefer large files, the others take one of the newest, which are read next."""

@@ -123,7 +123,7 @@ class _Query:
             self.world.cluster = cluster
             self.world.start()
         self.damager = Damager(folder / "local", self.chance)
-        self.version = self.told_late = 0
+        self.version = self.upkeep_bytes = 0
         self.cost = 0, 0
         self.is_journal_harmed = False
         for _ in range(WARM_UP):
@@ -141,7 +141,7 @@ class _Query:
         for _ in range(BATCHES_A_TRIAL):
             try:
                 fetched += self.batch()
-                late += self.told_late
+                late += self.upkeep_bytes
                 # The last batch may cut a chain that is long now.
                 restore = max(restore, self.restore_bytes())
             except AssertionError as error:
@@ -164,17 +164,17 @@ class _Query:
     def batch(self) -> int:
         """Run one batch and return the bytes that its slots fetched, which are 0 if no file is damaged.
 
-        ``told_late`` becomes the bytes of snapshots that upkeep fetched after the previous batch.
+        ``upkeep_bytes`` becomes the bytes of snapshots that upkeep fetched after the previous batch.
         """
         self.damager.remember()
         rows, now_ms = drawn(self.chance, self.version), 1000 * self.version
-        wanted, load = self.load.feed(rows, now_ms), self.load
+        expected_rows, load = self.load.feed(rows, now_ms), self.load
         perform = getattr(self.world.cluster, "perform", Attempt.run)
         report = self.world.batch(self.version, pa.Table.from_pylist(rows, schema=ROWS), perform, time_ms=now_ms)
         delivered = list(self.world.sinks[load.operator.store].by_id.values())[-1].to_pylist()
         self.version += 1
-        self.told_late = report.upkeep_snapshot_bytes
-        difference = {repr(row) for row in delivered} ^ {repr(row) for row in wanted}
+        self.upkeep_bytes = report.upkeep_snapshot_bytes
+        difference = {repr(row) for row in delivered} ^ {repr(row) for row in expected_rows}
         assert not difference, sorted(difference)[:2]
         return report.fetched_bytes
 
@@ -201,7 +201,7 @@ class _Query:
                 shutil.rmtree(read)
 
 
-def _run(plan: Plan, told: Connection) -> None:
+def _run(plan: Plan, results: Connection) -> None:
     """Run the trials until the first fault, and send each trial to the parent process."""
     with ExitStack() as stack:
         pools = [stack.enter_context(FORK.Pool(1, lambda: _name_by(os.getpid()))) for _ in range(plan.processes)]
@@ -209,7 +209,7 @@ def _run(plan: Plan, told: Connection) -> None:
         query = _Query(Path(stack.enter_context(tempfile.TemporaryDirectory())), plan, pools)
         for number in range(plan.trials):
             trial = query.trial(number)
-            told.send(trial)
+            results.send(trial)
             if trial.fault:
                 break
 

@@ -74,8 +74,8 @@ class Judge:
     report: TextIO
     _at: int = 0
     _refused: int = 0
-    _why: str = ""
-    _found: set[str] = field(default_factory=set)
+    _last_refusal: str = ""
+    _problems: set[str] = field(default_factory=set)
 
     def __call__(self, data: bytes) -> None:
         """Feed one input; exit the process after the last one."""
@@ -86,23 +86,23 @@ class Judge:
             self.decoder.decode(data)
         except RiffleError as refused:
             self._refused += 1
-            self._why = f"{type(refused).__name__}: {refused}"
+            self._last_refusal = f"{type(refused).__name__}: {refused}"
         except BaseException as error:  # noqa: BLE001 - that is what is looked for
-            self._tell(number, _said(error), data)
+            self._report_problem(number, _error_text(error), data)
         self._at += 1
-        if self._at == len(self.numbers) or len(self._found) >= _FINDINGS_MOST:
+        if self._at == len(self.numbers) or len(self._problems) >= _FINDINGS_MOST:
             self._leave()
 
-    def _tell(self, number: int, problem: str, data: bytes) -> None:
-        if problem not in self._found:
-            self._found.add(problem)
+    def _report_problem(self, number: int, problem: str, data: bytes) -> None:
+        if problem not in self._problems:
+            self._problems.add(problem)
             finding = f"{self.decoder.name}, input {number} of seed {self.seed}: {problem}"
             trace = traceback.format_exc()[-_ERRORS_MOST:]
             self.report.write(json.dumps({"finding": finding, "input": data.hex(), "trace": trace}) + "\n")
             self.report.flush()
 
     def _leave(self) -> None:
-        self.report.write(json.dumps({"refused": self._refused, "why": self._why}) + "\n")
+        self.report.write(json.dumps({"refused": self._refused, "why": self._last_refusal}) + "\n")
         self.report.flush()
         forget_scratch()
         os._exit(0)
@@ -324,7 +324,7 @@ def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
         os._exit(1)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the class, the place in riffle_spark, and the text of an error."""
     package = f"{CHECKOUT}/riffle_spark/"
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]

@@ -118,7 +118,12 @@ def _archived() -> Mapping[str, bytes]:
 def _records() -> list[bytes]:
     records = [data for name, data in _archived().items() if name.startswith("state/log/")]
     decoded = [decode(data, "seed") for data in records[:: max(1, len(records) // _MOST)]]
-    return [*records[:_MOST], *map(encode, decoded), encode(_told(decoded[-1])), encode(_with_blocks(decoded[-1]))]
+    return [
+        *records[:_MOST],
+        *map(encode, decoded),
+        encode(_with_all_fields(decoded[-1])),
+        encode(_with_blocks(decoded[-1])),
+    ]
 
 
 def _with_blocks(record: Record) -> Record:
@@ -133,10 +138,10 @@ def _with_blocks(record: Record) -> Record:
     }
     sequence = max(record.sequence, 20)
     between = (sequence - 8, sequence - 4)
-    return replace(_told(record), sequence=sequence, full=sequence - 16, between=between, entries=entries)
+    return replace(_with_all_fields(record), sequence=sequence, full=sequence - 16, between=between, entries=entries)
 
 
-def _told(record: Record) -> Record:
+def _with_all_fields(record: Record) -> Record:
     """Return a record with a value in every field."""
     orders = {
         "drained": ["m1"],

@@ -36,7 +36,7 @@ class Profiles(Logic):
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
         """Yield the state before each row, and then update it with the row."""
         for row in rows:
-            yield self._told(key, row.seq)
+            yield self._state_row(key, row.seq)
             self._update(row)
             self._visit(row)
 
@@ -56,7 +56,7 @@ class Profiles(Logic):
         places = [*(known[0] if known else []), row.place]
         self._visits.updateValue((row.day,), (places, (millis(row.seen), row.worth.quantize(Decimal("0.01")))))
 
-    def _told(self, key: tuple[Any, ...], seq: int) -> dict[str, Any]:
+    def _state_row(self, key: tuple[Any, ...], seq: int) -> dict[str, Any]:
         known = self._profile.get()
         if known is None:
             return {"key": key[0], "seq": seq, "profile": None, "visits": ""}

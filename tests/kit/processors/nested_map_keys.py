@@ -40,9 +40,9 @@ class Trips(Logic):
             else:
                 self._trips.updateValue(trip, ((before[0] if before else 0) + 1,))
             yield {"user": key[0], "seq": row.seq, "known": known, "before": before and int(before[0]), "trips": None}
-        there = sorted(f"{_told(trip)}={int(count)}" for trip, (count,) in self._trips.iterator())
-        assert sorted(map(_told, self._trips.keys())) == sorted(each.rsplit("=", 1)[0] for each in there)
-        yield {"user": key[0], "seq": None, "known": None, "before": None, "trips": " ".join(there)}
+        counted_trips = sorted(f"{_trip_text(trip)}={int(count)}" for trip, (count,) in self._trips.iterator())
+        assert sorted(map(_trip_text, self._trips.keys())) == sorted(each.rsplit("=", 1)[0] for each in counted_trips)
+        yield {"user": key[0], "seq": None, "known": None, "before": None, "trips": " ".join(counted_trips)}
 
 
 def _trip(row: Row) -> tuple[Any, ...]:
@@ -53,13 +53,13 @@ def _trip(row: Row) -> tuple[Any, ...]:
     return None if row.zone == NOWHERE else (row.city, zone), path, legs, load
 
 
-def _told(trip: Any) -> str:
+def _trip_text(trip: Any) -> str:
     *parts, load = trip
     entries = None if load is None else sorted((kind, weight) for kind, weight in dict(load).items())
-    return _shown((*parts, entries))
+    return _text_of((*parts, entries))
 
 
-def _shown(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Return a text of a nested value that is the same for tuples, dicts and arrays.
 
     Integers are shown without fractions, because pandas turns integers with nulls into floats.
@@ -67,7 +67,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (tuple, list, np.ndarray)):
-        return "(" + ",".join(map(_shown, value)) + ")"
+        return "(" + ",".join(map(_text_of, value)) + ")"
     if isinstance(value, str):
         return repr(value)
     return "-" if plain(value) is None else str(int(value))

@@ -244,7 +244,7 @@ class _Player:
             self._add(number)
             self._breaks = number == self._shape.breaks_in
             self._settle()
-            steps.append((self._taken(), self._watermark))
+            steps.append((self._output_since(), self._watermark))
             if number == self._shape.restart_after:
                 self._stop()
         return steps
@@ -266,7 +266,7 @@ class _Player:
         query = self._started(availableNow=True)
         if not query.awaitTermination(END_SECONDS):
             raise TimeoutError(f"{self._shape.name} did not end: {query.status}")
-        return [(self._taken(), "")]
+        return [(self._output_since(), "")]
 
     def _add(self, number: int) -> None:
         """Add the files of a batch. Each appears with its whole content."""
@@ -330,7 +330,7 @@ class _Player:
         self._columns = frame.schema.simpleString()
         self._out[batch] = rows
 
-    def _taken(self) -> Rows:
+    def _output_since(self) -> Rows:
         """Return the output since the last call as one step. In complete mode, it is the output of the last batch."""
         found = [rows for _, rows in sorted(self._out.items())]
         self._out.clear()
@@ -388,9 +388,9 @@ def difference(found: Played, expected: Played) -> str:
         return f"columns are {found.columns}, expected {expected.columns}"
     if len(found.steps) != len(expected.steps):
         return f"there are {len(found.steps)} steps, expected {len(expected.steps)}"
-    for number, (rows, wanted) in enumerate(zip(found.steps, expected.steps, strict=True)):
-        if not _same(rows, wanted):
-            return f"step {number}: {_apart(rows, wanted)}"
+    for number, (rows, expected_rows) in enumerate(zip(found.steps, expected.steps, strict=True)):
+        if not _same(rows, expected_rows):
+            return f"step {number}: {_row_difference(rows, expected_rows)}"
     # Spark's operators run a batch without rows after every new watermark, riffle only if something is due. Without
     # such a batch, the watermark of riffle is still that of the batch with rows.
     before = ["", *expected.watermarks]
@@ -404,9 +404,12 @@ def _between(before: str, mark: str, after: str) -> bool:
     return before <= mark <= after
 
 
-def _apart(rows: Rows, wanted: Rows) -> str:
-    told, due = Counter(map(json.dumps, rows)), Counter(map(json.dumps, wanted))
-    return f"too much {sorted((told - due).elements())}, missing {sorted((due - told).elements())}"
+def _row_difference(rows: Rows, expected_rows: Rows) -> str:
+    actual = Counter(map(json.dumps, rows))
+    expected = Counter(map(json.dumps, expected_rows))
+    surplus = sorted((actual - expected).elements())
+    missing = sorted((expected - actual).elements())
+    return f"too much {surplus}, missing {missing}"
 
 
 def _same(one: Any, other: Any) -> bool:

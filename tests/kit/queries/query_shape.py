@@ -109,9 +109,17 @@ class Shape:
     def digest(self) -> str:
         """A digest of the input and the way of playing. It shows whether a recording is older than its shape."""
         fed = [[(name, table.to_pylist()) for name, table in batch.items()] for batch in self.batches]
-        told = [fed, self.mode, self.play, self.restart_after, self.breaks_in, self.oracle, sorted(self.conf.items())]
+        content = [
+            fed,
+            self.mode,
+            self.play,
+            self.restart_after,
+            self.breaks_in,
+            self.oracle,
+            sorted(self.conf.items()),
+        ]
         # Before version 26, pyarrow used time zones of pytz.
-        text = repr(told).replace("tzinfo=<UTC>", "tzinfo=zoneinfo.ZoneInfo(key='UTC')")
+        text = repr(content).replace("tzinfo=<UTC>", "tzinfo=zoneinfo.ZoneInfo(key='UTC')")
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

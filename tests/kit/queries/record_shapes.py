@@ -62,11 +62,11 @@ def _path(shape: Shape) -> Path:
 
 def _text(recording: Mapping[str, object]) -> str:
     """Return JSON text with one step per line."""
-    lines = [f'"{name}": {_told(value)}' for name, value in recording.items()]
+    lines = [f'"{name}": {_json_of(value)}' for name, value in recording.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _told(value: object) -> str:
+def _json_of(value: object) -> str:
     if not isinstance(value, list) or all(isinstance(each, str) for each in value):
         return json.dumps(value, ensure_ascii=False)
     return "[\n" + ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in value) + "\n]"

@@ -78,15 +78,15 @@ def mixed_state(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
 
 def _groups(
     name: str, function: Function, *, key: Sequence[str] = ("k",), kept: str = "c long, s long",
-    time_out: str = "NoTimeout", batches: Sequence[Batch] = VISITS, mode: str = "update", **told: Any,
+    time_out: str = "NoTimeout", batches: Sequence[Batch] = VISITS, mode: str = "update", **shape_fields: Any,
 ) -> Shape:  # fmt: skip
-    out = told.pop("out", TOTALS)
+    out = shape_fields.pop("out", TOTALS)
 
-    def build(given: Frames) -> DataFrame:
-        rows = given.timed() if time_out == "EventTimeTimeout" else given.events
+    def build(streams: Frames) -> DataFrame:
+        rows = streams.timed() if time_out == "EventTimeTimeout" else streams.events
         return rows.groupBy(*key).applyInPandasWithState(function, out, kept, mode, time_out)
 
-    return Shape(f"groups_{name}", "groups", build, batches, mode, **told)
+    return Shape(f"groups_{name}", "groups", build, batches, mode, **shape_fields)
 
 
 QUIET: dict[str, Any] = {"kept": "c long, s long, newest long", "time_out": "EventTimeTimeout"}
@@ -146,12 +146,12 @@ class Quiet(Logic):
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
         """Add the rows to the count, and replace the timer."""
-        given = list(rows)
+        batch_rows = list(rows)
         before = self._count.get()
-        self._count.update(((before[0] if before is not None else 0) + len(given),))
+        self._count.update(((before[0] if before is not None else 0) + len(batch_rows),))
         for due in list(self._handle.listTimers()):
             self._handle.deleteTimer(due)
-        self._handle.registerTimer(max(millis(row.at) for row in given) + 10_000)
+        self._handle.registerTimer(max(millis(row.at) for row in batch_rows) + 10_000)
         return iter(())
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
@@ -185,22 +185,22 @@ COUNTS = "k string, c long"
 
 def _processor(
     name: str, logic: Callable[[], Logic], *, time: str = "None", batches: Sequence[Batch] = VISITS,
-    mode: str = "update", starts: bool = False, **told: Any,
+    mode: str = "update", starts: bool = False, **shape_fields: Any,
 ) -> Shape:  # fmt: skip
-    def build(given: Frames) -> DataFrame:
-        rows = given.timed() if time == "EventTime" else given.events
-        first = given.names().selectExpr("key AS k", "length(name) AS known").groupBy("k") if starts else None
+    def build(streams: Frames) -> DataFrame:
+        rows = streams.timed() if time == "EventTime" else streams.events
+        first = streams.names().selectExpr("key AS k", "length(name) AS known").groupBy("k") if starts else None
         return rows.groupBy("k").transformWithStateInPandas(InPandas(logic()), COUNTS, mode, time, first)
 
-    return Shape(f"processor_{name}", "processor", build, batches, mode, **told)
+    return Shape(f"processor_{name}", "processor", build, batches, mode, **shape_fields)
 
 
-def _dated(given: Frames) -> DataFrame:
+def _dated(streams: Frames) -> DataFrame:
     """Return windows over the output of a processor that has an event-time column."""
     out = "k string, c long, at timestamp"
-    rows = given.timed().groupBy("k")
-    told = rows.transformWithStateInPandas(InPandas(Dated()), out, "append", "EventTime", None, "at")
-    return told.groupBy(F.window("at", "10 seconds")).agg(F.sum("c").alias("c"))
+    rows = streams.timed().groupBy("k")
+    shape_fields = rows.transformWithStateInPandas(InPandas(Dated()), out, "append", "EventTime", None, "at")
+    return shape_fields.groupBy(F.window("at", "10 seconds")).agg(F.sum("c").alias("c"))
 
 
 class Dated(Counted):
@@ -208,9 +208,9 @@ class Dated(Counted):
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:
         """Yield the count and the newest time of the rows."""
-        given = list(rows)
-        for found in super().rows(key, iter(given), timers):
-            yield {**found, "at": max(row.at for row in given)}
+        batch_rows = list(rows)
+        for found in super().rows(key, iter(batch_rows), timers):
+            yield {**found, "at": max(row.at for row in batch_rows)}
 
 
 PROCESSORS = (

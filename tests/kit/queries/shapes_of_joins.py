@@ -33,16 +33,16 @@ UNBOUNDED = beside(("0a1", "0a1 60b1"), ("1a1", "5a2"), ("2a1", "61a1"), ("120z1
 """Rows that would be late after a batch without rows. Spark runs no such batch if rows never expire."""
 
 
-def _join(kind: str, name: str, build: Build, batches: Sequence[Batch] = PAIRS, **told: Any) -> Shape:
-    return Shape(f"{kind}_{name}", kind, build, batches, **told)
+def _join(kind: str, name: str, build: Build, batches: Sequence[Batch] = PAIRS, **shape_fields: Any) -> Shape:
+    return Shape(f"{kind}_{name}", kind, build, batches, **shape_fields)
 
 
 def _on(how: str, condition: str, *, timed: bool = True) -> Build:
     """Return a query that joins both streams on a SQL condition."""
 
-    def build(given: Frames) -> DataFrame:
-        left = (given.timed() if timed else given.events).select("at", "k", "n")
-        return left.join(given.timed_others("5 seconds") if timed else given.others, F.expr(condition), how)
+    def build(streams: Frames) -> DataFrame:
+        left = (streams.timed() if timed else streams.events).select("at", "k", "n")
+        return left.join(streams.timed_others("5 seconds") if timed else streams.others, F.expr(condition), how)
 
     return build
 
@@ -50,9 +50,9 @@ def _on(how: str, condition: str, *, timed: bool = True) -> Build:
 def _in_windows(how: str) -> Build:
     """Return a query that joins both streams by key and window."""
 
-    def build(given: Frames) -> DataFrame:
-        left = given.timed().select(F.window("at", "10 seconds").alias("w"), "k", "n")
-        right = given.timed_others().select(F.window("bt", "10 seconds").alias("v"), "j", "m")
+    def build(streams: Frames) -> DataFrame:
+        left = streams.timed().select(F.window("at", "10 seconds").alias("w"), "k", "n")
+        right = streams.timed_others().select(F.window("bt", "10 seconds").alias("v"), "j", "m")
         return left.join(right, F.expr("w = v AND k = j"), how)
 
     return build

@@ -112,7 +112,9 @@ _NESTED = (
 
 def _struct_of(columns: Sequence[TypeColumn]) -> str:
     """Return the SQL of a struct with a NOT NULL field for each column."""
-    fields = (f"'{one.name[2:]}', coalesce({one.sql}, CAST({one.values[0]} AS {one.type}))" for one in columns)
+    fields = (
+        f"'{column.name[2:]}', coalesce({column.sql}, CAST({column.values[0]} AS {column.type}))" for column in columns
+    )
     return f"named_struct({', '.join(fields)})"
 
 
@@ -147,15 +149,15 @@ _WHOLE = (
 )  # fmt: skip
 
 KEPT: Sequence[TypeColumn] = tuple(
-    one for one in (*_SCALARS, *_NESTED, *_WHOLE) if one.type != "variant" or _HAS_SPARK4
+    column for column in (*_SCALARS, *_NESTED, *_WHOLE) if column.type != "variant" or _HAS_SPARK4
 )
 """Columns of the types that riffle stores as Spark does."""
 _UNREADABLE = ("c_invalid", "c_timestamp_far", "c_ntz_far")
 _NULL_IN_PANDAS = ("c_float", "c_double")
 """pandas returns NaN as NULL in these columns."""
-_IN_REQUIRED = [one for one in _SCALARS if one.pandas and one.name not in _NULL_IN_PANDAS]
+_IN_REQUIRED = [column for column in _SCALARS if column.pandas and column.name not in _NULL_IN_PANDAS]
 READABLE: Sequence[TypeColumn] = (
-    *(one for one in KEPT if one.name not in _UNREADABLE and not one.name.startswith("c_required")),
+    *(column for column in KEPT if column.name not in _UNREADABLE and not column.name.startswith("c_required")),
     _Whole("c_readable_required", "struct", (f"CASE WHEN n % 3 > 0 THEN {_struct_of(_IN_REQUIRED)} END",)),
 )
 """Columns whose values pandas can hold: text is valid UTF-8, and times are between 1677 and 2262."""
@@ -197,7 +199,12 @@ The function ``vector_of`` makes vectors of Spark ML.
 
 def exploded(columns: Sequence[TypeColumn]) -> list[str]:
     """Return SQL that shows only column number ``t`` of a row. The other columns are NULL."""
-    return ["n", "k", "t", *(f"CASE WHEN t = {at} THEN {one.name} END AS {one.name}" for at, one in enumerate(columns))]
+    return [
+        "n",
+        "k",
+        "t",
+        *(f"CASE WHEN t = {at} THEN {column.name} END AS {column.name}" for at, column in enumerate(columns)),
+    ]
 
 
 def vector_of(number: int) -> DenseVector:

@@ -91,10 +91,10 @@ class _Ringing:
             cells["recent"].append((value,))
             cells["marks"].update(mark, (_number(cells["marks"].get(mark)) + 1,))
             self._timers.register(now_ms + AFTER_MS[value])
-        yield self._told(key, -1)
+        yield self._output_row(key, -1)
 
     def expired(self, key: Key, due_ms: int) -> Iterable[object]:
-        yield self._told(key, due_ms)
+        yield self._output_row(key, due_ms)
         total = self._cells["sum"]
         half = _number(total.get()) // 2
         if half:
@@ -106,7 +106,7 @@ class _Ringing:
     def end(self) -> None:
         pass
 
-    def _told(self, key: Key, due_ms: int) -> dict[str, object]:
+    def _output_row(self, key: Key, due_ms: int) -> dict[str, object]:
         cells = self._cells
         recent = [n for (n,) in cells["recent"].get()]
         marks = sorted((m, n) for (m,), (n,) in cells["marks"].items())
@@ -123,7 +123,7 @@ class _Values:
 
     def __init__(self, now_ms: int | None) -> None:
         self._now_ms = now_ms
-        self._taken: list[Any] = []
+        self._output_rows: list[Any] = []
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
         return zip(*(column.to_pylist() for column in keys.columns), strict=True)
@@ -140,11 +140,11 @@ class _Values:
         return (iter(values[start:end]) for start, end in pairwise(positions))
 
     def collect(self, output: Iterable[object]) -> None:
-        self._taken.extend(output)
+        self._output_rows.extend(output)
 
     def output(self) -> pa.Table:
-        recorded = self._taken
-        self._taken = []
+        recorded = self._output_rows
+        self._output_rows = []
         return pa.Table.from_pylist(recorded, schema=OUTPUT)
 
 
@@ -170,11 +170,11 @@ class AlarmsOracle:
         for key, value, row_ms in rows:
             touched[key] = None
             self._row(key, value, row_ms, now_ms)
-        outputs = [self._told(key, -1, now_ms) for key in touched]
+        outputs = [self._output_row(key, -1, now_ms) for key in touched]
         self.fired = 0
         for until_ms in passes:
             for due_ms, key in sorted(timer for timer in self.timers if timer[0] <= until_ms):
-                outputs.append(self._told(key, due_ms, now_ms))
+                outputs.append(self._output_row(key, due_ms, now_ms))
                 self._fire(key, due_ms)
         expired = [
             (key, name)
@@ -213,8 +213,8 @@ class AlarmsOracle:
         dues = {name: now_ms + lives for name, lives in self._lives.items()}
         mark = ("marks", value % MARKS)
         self._count += 1
-        variables["sum", 0] = (self._seen(key, now_ms).get(("sum", 0), 0) + value, None)
-        variables[mark] = (self._seen(key, now_ms).get(mark, 0) + 1, dues.get("marks"))
+        variables["sum", 0] = (self._visible_values(key, now_ms).get(("sum", 0), 0) + value, None)
+        variables[mark] = (self._visible_values(key, now_ms).get(mark, 0) + 1, dues.get("marks"))
         variables["last", 0] = (value, dues.get("last"))
         variables["recent", self._count] = (value, dues.get("recent"))
         self.timers.add((row_ms + AFTER_MS[value], key))
@@ -227,12 +227,12 @@ class AlarmsOracle:
             self.timers.add((due_ms + 1_000, key))
         self.timers.discard((due_ms, key))
 
-    def _seen(self, key: str, now_ms: int) -> dict[tuple[str, int], int]:
+    def _visible_values(self, key: str, now_ms: int) -> dict[tuple[str, int], int]:
         variables = self.held.get(key, {})
         return {name: n for name, (n, due_ms) in sorted(variables.items()) if due_ms is None or due_ms > now_ms}
 
-    def _told(self, key: str, due_ms: int, now_ms: int) -> dict[str, object]:
-        visible = self._seen(key, now_ms)
+    def _output_row(self, key: str, due_ms: int, now_ms: int) -> dict[str, object]:
+        visible = self._visible_values(key, now_ms)
         values = {name: (visible[name, 0],) if (name, 0) in visible else None for name in ("sum", "last")}
         recent = [n for (variable, _), n in visible.items() if variable == "recent"]
         marks = [(mark, n) for (variable, mark), n in visible.items() if variable == "marks"]

@@ -42,12 +42,12 @@ class Closed:
         np.maximum.at(until, batch.codes, batch.rows["ts"].cast(pa.int64()).to_numpy() + GAP_MS)
         state = pa.table([pa.array(n), pa.array(until)], ["n", "until"])
         everything = np.arange(keys)
-        return Update(_told(batch.keys, n, None), everything, state, everything[:0])
+        return Update(_output_table(batch.keys, n, None), everything, state, everything[:0])
 
     def expire_keys(self, batch: Batch) -> Update:
         """Return the counts of expired keys."""
         nothing = np.arange(0)
-        output = _told(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)
+        output = _output_table(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)
         return Update(output, nothing, batch.state.slice(0, 0), nothing)
 
 
@@ -69,10 +69,12 @@ class Once:
         rows = batch.rows.take(pa.array(first[new]))
         passed = batch.keys.take(pa.array(new))
         until = pa.array(rows["ts"].cast(pa.int64()).to_numpy() + KEPT_MS)
-        return Update(_told(passed, rows["v"].to_numpy(), None), new, pa.table([until], ["until"]), deleted=new[:0])
+        return Update(
+            _output_table(passed, rows["v"].to_numpy(), None), new, pa.table([until], ["until"]), deleted=new[:0]
+        )
 
 
-def _told(keys: pa.Table, n: np.ndarray, by: int | None) -> pa.Table:
+def _output_table(keys: pa.Table, n: np.ndarray, by: int | None) -> pa.Table:
     return pa.table([keys["k"], pa.array(n, pa.int64()), pa.repeat(pa.scalar(by, pa.int64()), len(n))], schema=TOLD)
 
 

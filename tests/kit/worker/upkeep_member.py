@@ -46,8 +46,8 @@ class Upkept:
 
     def order(self, **changes: object) -> UpkeepOrder:
         """Return an upkeep order to follow everything, with plenty of time."""
-        said: dict[str, object] = {"follows": self.follows(), "seconds": 1000.0, **changes}
-        return UpkeepOrder(self.home, "", 1, 1, {STORE: SCHEMA.to_text()}, **said)  # type: ignore[arg-type]
+        fields: dict[str, object] = {"follows": self.follows(), "seconds": 1000.0, **changes}
+        return UpkeepOrder(self.home, "", 1, 1, {STORE: SCHEMA.to_text()}, **fields)  # type: ignore[arg-type]
 
     def run(self, executor: str = "1", **changes: object) -> UpkeepReceipt:
         """Run a piece of upkeep that must have no error, and return its receipt."""
@@ -70,9 +70,9 @@ class Upkept:
         """Return whether the piece left every copy at the head of its entry, with the committed rows and no stray
         files.
         """
-        at = {(STORE, kg, *entry.head) for kg, entry in self.place.entries.items()}
+        heads = {(STORE, kg, *entry.head) for kg, entry in self.place.entries.items()}
         holds = all(self.held(kg) == rows for kg, rows in self.place.wanted.items())
-        return set(receipt.copies) == at and receipt.unfinished == () and holds and self.strays() == []
+        return set(receipt.copies) == heads and receipt.unfinished == () and holds and self.strays() == []
 
     def strays(self) -> list[str]:
         """Return the part files that belong to no copy."""

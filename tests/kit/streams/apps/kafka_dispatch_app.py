@@ -65,8 +65,8 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
         query = start(events, job, folder / "checkpoint", availableNow=True)
         assert query.awaitTermination(2 * QUERY_TIMEOUT_SECONDS), query.status
         newest = records(f"file://{folder}/state")[-1]
-        told = {"dispatch": newest.dispatch, "shards": newest.shards, "batches": len(job.reports)}
-        print(json.dumps({**told, "latest": kept.latest("k")}), flush=True)
+        summary = {"dispatch": newest.dispatch, "shards": newest.shards, "batches": len(job.reports)}
+        print(json.dumps({**summary, "latest": kept.latest("k")}), flush=True)
     spark.stop()
 
 

@@ -73,8 +73,8 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     plan = import_checkpoint(settings.root, f"{folder}/spark", query, spark=spark, execute=True)
     moved = run(riffle_spark.on(events(), settings=settings), "spark-riffle")
     stayed = run(events(), "copied")
-    told = {"before": before, "moved": moved, "stayed": stayed, "offsets": (plan.offsets or "").split("\n")[2:]}
-    print(json.dumps(told), flush=True)
+    summary = {"before": before, "moved": moved, "stayed": stayed, "offsets": (plan.offsets or "").split("\n")[2:]}
+    print(json.dumps(summary), flush=True)
     spark.stop()
 
 

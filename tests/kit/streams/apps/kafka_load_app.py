@@ -55,10 +55,12 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     while sum(rows_of_key.values()) < wanted and query.exception() is None and time.monotonic() < until:
         time.sleep(1)
     query.processAllAvailable()
-    told: list[dict[str, Any]] = [json.loads(one.json) for one in query.recentProgress]
+    progress: list[dict[str, Any]] = [json.loads(event.json) for event in query.recentProgress]
     query.stop()
     batches = [{"rows": report.rows, "runs": report.runs, "peak_mb": report.peak_memory_mb} for report in job.reports]
-    lags = [int(one["sources"][0]["metrics"]["maxOffsetsBehindLatest"]) for one in told if one["numInputRows"]]
+    lags = [
+        int(event["sources"][0]["metrics"]["maxOffsetsBehindLatest"]) for event in progress if event["numInputRows"]
+    ]
     print(json.dumps({"batches": batches, "lags": lags, "rows_of_key": rows_of_key}), flush=True)
     spark.stop()
 

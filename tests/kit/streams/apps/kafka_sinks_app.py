@@ -70,8 +70,8 @@ def results(bootstrap: str) -> list[dict[str, object]]:
     consumer.seek_to_beginning(partition)
     end, found = consumer.end_offsets([partition])[partition], list[dict[str, object]]()
     while len(found) < end:
-        one = next(consumer)
-        found.append({**json.loads(one.value), "delivery": dict(one.headers)["delivery"].decode()})
+        message = next(consumer)
+        found.append({**json.loads(message.value), "delivery": dict(message.headers)["delivery"].decode()})
     consumer.close()
     return found
 
@@ -90,8 +90,8 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
     raw = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", EVENTS).load()
     rows = raw.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("visit")).select("visit.*")
     expected = [json.loads(text) for (text,) in in_windows(rows).select(F.to_json(F.struct("*"))).collect()]
-    told = {"failed": "this page is broken" in failed, "before": before, "ended": ended}
-    print(json.dumps({**told, "expected": expected, "found": results(bootstrap)}), flush=True)
+    summary = {"failed": "this page is broken" in failed, "before": before, "ended": ended}
+    print(json.dumps({**summary, "expected": expected, "found": results(bootstrap)}), flush=True)
     spark.stop()
 
 

@@ -86,11 +86,11 @@ def main(folder: Path, bootstrap: str, secured: str, silent: str, jars: str) -> 
     queries = {name: kafka(options) for name, options in TOPICS.items()}
     queries["two"] = kafka(TOPICS["assign"]).union(kafka({"subscribe": "views"}))
     queries["none"] = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
-    told: dict[str, object] = {"direct": kafka_of(spark.range(1))}
+    read_sources: dict[str, object] = {"direct": kafka_of(spark.range(1))}
 
     def keep(name: str, batch: DataFrame, _: int) -> None:
         source = kafka_of(batch)
-        told.setdefault(name, source and [source.servers, source.topics, source.options.get(UNUSED)])
+        read_sources.setdefault(name, source and [source.servers, source.topics, source.options.get(UNUSED)])
 
     for name, rows in queries.items():
         query = (
@@ -99,7 +99,7 @@ def main(folder: Path, bootstrap: str, secured: str, silent: str, jars: str) -> 
         query.processAllAvailable()
         query.stop()
         query.awaitTermination(QUERY_TIMEOUT_SECONDS)
-    print(json.dumps(told))
+    print(json.dumps(read_sources))
     spark.stop()
 
 
