@@ -1,4 +1,4 @@
-"""Frames of Spark that have the rows of an Arrow table, in all versions of Spark."""
+"""Spark frames that hold the rows of an Arrow table, in all versions of Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["frame_of_table"]
 
 
 def frame_of_table(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """Return a frame with a table's rows in one partition. Spark 3.5 has no ``createDataFrame`` for tables."""
+    """Return a frame with the rows of an Arrow table in one partition.
+
+    Spark 3.5 has no ``createDataFrame`` for Arrow tables.
+    """
 
     def rows(_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from table.to_batches()

@@ -1,4 +1,7 @@
-"""Builders of views: "a:0-3 b:4-7" is member a owning tasks 0 to 3 of the group g, and b the next four."""
+"""Builders of views for tests of the assignor.
+
+A layout is a text. In "a:0-3 b:4-7" member a owns the tasks 0 to 3, and member b the tasks 4 to 7.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ def task(number: int, group: str = "g") -> TaskId:
 
 
 def view(layout: str, *, group: str = "g", total: int | None = None, slots: Mapping[str, int] | None = None) -> View:
-    """Return a view of warm owners; ``total`` tasks in all, those that nobody owns included."""
+    """Return a view in which the owners of a layout have warm copies.
+
+    The view has the tasks 0 to ``total`` - 1. Tasks that the layout does not name have no owner.
+    """
     owners: dict[TaskId, MemberId] = {}
     members = []
     for part in layout.split():
@@ -36,14 +42,17 @@ def view(layout: str, *, group: str = "g", total: int | None = None, slots: Mapp
 
 
 def numbers(ranges: str) -> Iterable[int]:
-    """Return the numbers of "0-3,7"."""
+    """Return the numbers of a list of ranges, such as "0-3,7"."""
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
 def caught_up(view: View, done: Assignment, *, points: bool = False) -> View:
-    """Return the view after everything assigned has caught up. Where standbys are ``points`` their copies have gone."""
+    """Return the view after all standbys and warm-ups of an assignment have caught up.
+
+    If ``points`` is set, standbys hold only a pointer, and so only the owners and the warm-ups have copies.
+    """
     lags = {task_id: {} if points else dict(lag) for task_id, lag in view.lags.items()}
     for task_id, owner in done.owners.items():
         lags.setdefault(task_id, {})[owner] = 0
@@ -62,7 +71,7 @@ def caught_up(view: View, done: Assignment, *, points: bool = False) -> View:
 
 
 def settled(view: View, settings: AssignSettings) -> Assignment:
-    """Assign until nothing is left to move."""
+    """Return the last assignment of a view after repeated assignments leave no task to move."""
     for _ in range(100):
         done = assign(view, settings)
         assert not find_violations(view, done, settings)

@@ -1,4 +1,4 @@
-"""What pip-audit's answer comes to, for ``./run audit``: whole or not, and which holes are known."""
+"""Read the JSON of pip-audit for ``./run audit``: which packages were audited, and which have known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ NO_ANSWER = 2
 
 
 def verdict(answer: str) -> tuple[int, list[str]]:
-    """Return the exit code of an audit, and what to say: an answer of which something is missing is none."""
+    """Return the exit code of an audit and the lines to print.
+
+    A package without an answer makes the audit incomplete.
+    """
     try:
         dependencies = json.loads(answer)["dependencies"]
         skipped = sorted(dependency["name"] for dependency in dependencies if "skip_reason" in dependency)
@@ -35,7 +38,7 @@ def verdict(answer: str) -> tuple[int, list[str]]:
 
 
 def main(path: str) -> int:
-    """Print what an answer in a file comes to; return the exit code."""
+    """Print the result of an audit that a file holds, and return its exit code."""
     code, lines = verdict(Path(path).read_text())
     print("\n".join(lines))
     return code

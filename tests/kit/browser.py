@@ -32,15 +32,15 @@ Values = dict[str, object]
 
 
 def find_chromium() -> str | None:
-    """Return the path of a Chromium on this machine, ``None`` without one."""
+    """Return the path of a Chromium on this machine, or ``None`` if there is none."""
     return next((path for path in map(shutil.which, PROGRAMS) if path), None)
 
 
 class Page:
-    """One tab.
+    """One tab of the browser.
 
     Attributes:
-        problems: errors and warnings of the console, exceptions, and requests, since the tab was opened.
+       problems: Errors and warnings of the console, exceptions, and requests to servers, since the tab was opened.
     """
 
     def __init__(self, send: IO[bytes], receive: IO[bytes]) -> None:
@@ -70,7 +70,7 @@ class Page:
                 return cast(Values, answer["result"])
 
     def _read(self) -> Values:
-        """Return the next message. Note what the page reports."""
+        """Return the next message of the browser, and add the problems that it reports to ``problems``."""
         data = bytearray()
         while (byte := self._receive.read(1)) != b"\0":
             assert byte, "the browser has ended"
@@ -136,7 +136,7 @@ KEY_CODES = {
 
 @contextmanager
 def open_page(profile: Path) -> Iterator[Page]:
-    """Start Chromium with an empty profile folder, and give a tab. It ends with the block."""
+    """Start Chromium with an empty profile folder, and yield a tab. The browser ends with the block."""
     program = find_chromium()
     assert program, f"Install Chromium: none of {', '.join(PROGRAMS)} is on the PATH"
     to_child, send = os.pipe()
@@ -161,7 +161,7 @@ def open_page(profile: Path) -> Iterator[Page]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the browser and its processes, which share its session."""
+    """End the browser and all processes of its session."""
     for wanted in (signal.SIGTERM, signal.SIGKILL):
         give_up = time.monotonic() + WAIT_SECONDS / 10
         while child.poll() is None and time.monotonic() < give_up:

@@ -1,4 +1,4 @@
-"""What `./run reference` writes: docs/commands.md, from the commands of `riffle`."""
+"""Write docs/commands.md from the commands of `riffle` (`./run reference`)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def page() -> str:
 
 
 def _section(name: str) -> str:
-    """Return the section of a command, and those of its subcommands."""
+    """Return the section of a command, followed by the sections of its subcommands."""
     context = click.Context(main, info_name="riffle")
     command = main.get_command(context, name)
     assert command is not None
@@ -91,7 +91,7 @@ def _section(name: str) -> str:
 
 
 def _section_of(name: str, command: click.Command, context: click.Context) -> str:
-    """Return the section of one command. ``name`` has the names of its groups before its own."""
+    """Return the section of one command. ``name`` starts with the names of the command's groups."""
     usage = " ".join(command.collect_usage_pieces(click.Context(command, info_name=name, parent=context)))
     text = "\n\n".join(_paragraphs(command.help or ""))
     rows = "".join(_rows(command))
@@ -105,7 +105,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _rows(command: click.Command) -> Iterator[str]:
-    """Yield a row for each option."""
+    """Yield a row of the table for each option of a command."""
     context = click.Context(command, info_name=command.name)
     for parameter in command.params:
         record = parameter.get_help_record(context)
@@ -115,7 +115,7 @@ def _rows(command: click.Command) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a text without the marks of Markdown and HTML."""
+    """Return a text in which the special characters of Markdown and HTML are escaped."""
     return re.sub(r"(?<!`)([<>|*\[\]])", r"\\\1", text)
 
 

@@ -37,20 +37,20 @@ ROWS_PER_BATCH = 6_000
 COMMAND_SECONDS = 250
 EXACT = Difference(lost=0, doubled=0, wrong_keys=0)
 BOTO3 = ("boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "six", "urllib3")
-"""What ``pip install boto3`` installs."""
+"""The packages that ``pip install boto3`` installs."""
 REQUIRED = ("click", "kafka-python", "numpy", "pandas", "pyarrow", "pytz", "tzdata", "xxhash", *BOTO3)
-"""What ``pip install . 'pandas>=2.2,<3'`` installs besides riffle_spark."""
+"""The packages that ``pip install . 'pandas>=2.2,<3'`` installs besides riffle_spark."""
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==", re.MULTILINE)
 
 
 def printed(page: str, part: str) -> str:
-    """Return the one block of a deployment page that contains a text."""
+    """Return the code of the only block of a deployment page that contains a text."""
     (code,) = [block.code for block in blocks(CHECKOUT / "docs" / "deploy" / page) if part in block.code]
     return code
 
 
 def checkout_copy(folder: Path) -> Path:
-    """Copy what the printed commands use: the package and the applications."""
+    """Copy the package and the applications, which the printed commands use, into a folder."""
     for name in ("riffle_spark", "apps"):
         shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
@@ -59,7 +59,7 @@ def checkout_copy(folder: Path) -> Path:
 
 
 def replace_all(command: str, replaced: Mapping[str, str]) -> str:
-    """Replace texts that a printed command contains."""
+    """Return a printed command in which texts are replaced. Each of these texts must occur in it."""
     for old, new in replaced.items():
         assert old in command, f"{old} is not in the printed command:\n{command}"
         command = command.replace(old, new)
@@ -67,7 +67,7 @@ def replace_all(command: str, replaced: Mapping[str, str]) -> str:
 
 
 def run_printed(command: str, folder: Path, *programs: Path, **variables: str) -> str:
-    """Run a printed block with bash in a folder, with some folders of programs first; return its output."""
+    """Run a printed block with bash in a folder and return its output. ``programs`` are put first on the path."""
     environment = clean_environment(**variables)
     environment["PATH"] = os.pathsep.join([*map(str, programs), environment["PATH"]])
     done = subprocess.run(
@@ -79,7 +79,7 @@ def run_printed(command: str, folder: Path, *programs: Path, **variables: str) -
 
 
 def install_locked(python: Path, names: Sequence[str], folder: Path, *options: str) -> None:
-    """Install packages with the versions and hashes of the lock file. The folder keeps the list."""
+    """Install packages with the versions and hashes of the lock file. Their list is written to ``folder``."""
     lock = CHECKOUT / "requirements" / ("python311.txt" if sys.version_info >= (3, 11) else "python310.txt")
     entries = re.split(r"(?m)^(?=[A-Za-z0-9])", lock.read_text())
     chosen = [entry for entry in entries if (match := _REQUIREMENT.match(entry)) and match["name"] in names]
@@ -92,7 +92,7 @@ def install_locked(python: Path, names: Sequence[str], folder: Path, *options: s
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One run of the running totals: its input, its folder, and where its state is."""
+    """One run of the running totals in the deployment that a page describes."""
 
     folder: Path
     broker: KafkaBroker
@@ -105,7 +105,7 @@ class Deployment:
         return f"s3://{self.store.bucket}/deployments/{self.name}"
 
     def submit(self, command: str, replaced: Mapping[str, str], conf: Mapping[str, str], **variables: str) -> str:
-        """Produce the events, and run the printed ``spark-submit`` with addresses of this machine."""
+        """Produce the events and run the printed ``spark-submit`` with local addresses. Return its output."""
         self.broker.create_topic(self.name, partitions=2)
         produce(self.broker.bootstrap, self.name, make_events(EVENTS, KEYS))
         application = f"--topic {self.name} --available-now --max-offsets {ROWS_PER_BATCH}"
@@ -114,7 +114,10 @@ class Deployment:
     def imports(
         self, command: str, modules: str, replaced: Mapping[str, str], conf: Mapping[str, str], **variables: str
     ) -> str:
-        """Run the printed ``spark-submit`` with another application; return the executors' files of some modules."""
+        """Run the printed ``spark-submit`` with another application.
+
+        Return the line with the files from which the executors import ``modules``.
+        """
         submit, _, _ = command.rpartition("apps/running_totals.py")
         command = f"{replace_all(submit, replaced)} {APPS / 'imports_app.py'} {modules}"
         return next(line for line in self._run(command, conf, **variables).splitlines() if line.startswith("imported"))
@@ -147,7 +150,7 @@ class Deployment:
         }
 
     def difference_of_output(self) -> Difference:
-        """Compare the totals that the sink has with the produced events."""
+        """Compare the totals that the sink received with the produced events."""
         return compare(Ledger.of(make_events(EVENTS, KEYS), KEYS), counted_by(self.folder / "totals", KEYS))
 
     def difference_of_state(self) -> Difference:

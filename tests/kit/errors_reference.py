@@ -52,12 +52,14 @@ _CAUSE = re.compile(r"^\s*# Cause: (.*)$")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
 _SEVERAL = "Several classes"
 _CLASSES = {"Refusal": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
-"""The errors that are made from entries of tables, or that have the class of another error."""
+"""Replacements of the called name by a class: for errors made from table entries, and for copies of another error's
+class.
+"""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _REPR = ord("r")
 _FIELD = re.compile(r"%[-.\d]*[srdgf]")
 _TEXT_FUNCTION = re.compile(r"_(remedy|hint|command)$|^describe_")
-"""Functions whose results are shown as text."""
+"""Names of functions whose results are shown as text."""
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
 _SEVERAL_NOTE = (
     "A command raises these errors with the class that fits their cause. The message contains the cause.\n\n"
@@ -92,7 +94,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Source:
-    """One module: its tree, its lines and its module-level names."""
+    """One module of the product: its syntax tree, its lines and its module-level names."""
 
     path: Path
     _names: dict[ast.FunctionDef, Mapping[str, ast.expr]] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class Source:
 
     @cached_property
     def statements(self) -> Sequence[tuple[ast.stmt, ast.FunctionDef | None, Sequence[ast.AST]]]:
-        """Each statement with the function around it and its own nodes."""
+        """Each statement with the function around it and the nodes that belong to no inner statement."""
         return [(statement, function, [*own_nodes(statement)]) for statement, function in statements(self.tree)]
 
     @cached_property
@@ -123,7 +125,7 @@ class Source:
         return {node.name: node for node in walk_statements(self.tree) if isinstance(node, ast.FunctionDef)}
 
     def names_in(self, function: ast.FunctionDef | None) -> Mapping[str, ast.expr]:
-        """Return the constants and what a function assigns, collected once per function."""
+        """Return the values of constants and of variables that a function assigns, collected once per function."""
         if function is None:
             return self.constants
         if function not in self._names:
@@ -132,7 +134,7 @@ class Source:
 
     @cached_property
     def origins(self) -> dict[str, Path]:
-        """The files that names are imported from."""
+        """The files from which names are imported."""
         return {
             alias.asname or alias.name: CHECKOUT / (node.module.replace(".", "/") + ".py")
             for node in walk_statements(self.tree)
@@ -155,14 +157,14 @@ class Source:
 
 @dataclass
 class Reader:
-    """Reads messages of modules; keeps the modules that it has read."""
+    """Reads the messages of modules. It parses each module once."""
 
     sources: dict[Path, Source] = field(default_factory=dict)
     is_inside_function: bool = False
-    """Whether the text of a function is read, in which other functions are only named."""
+    """Whether the reader is inside the text of a function. Functions called there are shown by name."""
 
     def source(self, path: Path) -> Source:
-        """Return a module, read once."""
+        """Return a module, which is parsed at most once."""
         return self.sources.setdefault(path, Source(path))
 
     def messages(self, path: Path) -> Iterator[Message]:
@@ -213,7 +215,7 @@ class Reader:
         return Message(id, kind, problem, remedy, cause, place)
 
     def _filled(self, source: Source, template: str, values: Sequence[ast.expr], names: Mapping[str, ast.expr]) -> str:
-        """Return the template of a logged text with its arguments in the place of ``%s`` and similar."""
+        """Return the template of a logged text in which ``%s`` and similar fields are replaced by the logged values."""
         remaining = iter(values)
 
         def fill(field: re.Match[str]) -> str:
@@ -224,7 +226,7 @@ class Reader:
         return _FIELD.sub(fill, template)
 
     def _made(self, home: Source, maker: ast.FunctionDef, arguments: Mapping[str, str]) -> dict[str, str]:
-        """Return the texts of the error that a function makes, with the arguments of one call of it."""
+        """Return the texts of the error that a function makes when it is called with these arguments."""
         names = home.names_in(maker)
         inner = next((node for node in ast.walk(maker) if isinstance(node, ast.Call) and _passes_id(node)), None)
         texts: dict[str, str] = {}
@@ -236,7 +238,9 @@ class Reader:
         return texts
 
     def _variants(self, source: Source, function: ast.FunctionDef, name: str, depth: int = 0) -> Iterator[str]:
-        """Yield the texts that a variable of a function may have: its arguments, or results of the function called."""
+        """Yield the possible texts of a variable: arguments of the function's callers, or results of functions it
+        calls.
+        """
         if name in {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}:
             for caller_source, caller, call in self._calls.get(function.name, ()):
                 if function.name.startswith("_") and caller_source is not source:
@@ -255,7 +259,7 @@ class Reader:
 
     @cached_property
     def _calls(self) -> Mapping[str, Sequence[tuple[Source, ast.FunctionDef | None, ast.Call]]]:
-        """All calls of the product by the function's name, with the function around each."""
+        """All calls in the product by the name of the called function, each with the function around it."""
         calls = defaultdict[str, list[tuple[Source, ast.FunctionDef | None, ast.Call]]](list)
         for path in sorted((CHECKOUT / "riffle_spark").rglob("*.py")):
             source = self.source(path)
@@ -267,7 +271,7 @@ class Reader:
         return calls
 
     def template(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:  # noqa: PLR0911 - a return for each kind of node
-        """Return an expression as text, with braces around what only a run knows."""
+        """Return an expression as text. Values that are known only at run time are in braces."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else str(node.value)
         if isinstance(node, ast.JoinedStr):
@@ -295,7 +299,7 @@ class Reader:
         return braced(node) if constant is None else self.template(source, constant, names, depth + 1)
 
     def _value(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:
-        """Return a value inside a text: its template if its text is in the source, else its expression."""
+        """Return a value inside a text: its text if the source has it, or else its expression in braces."""
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and _is_text(node.values[-1]):
             return f"({braced(node.values[0])} / {self.template(source, node.values[-1], names, depth)})"
         assigned = names.get(node.id) if isinstance(node, ast.Name) and not node.id.isupper() else node
@@ -307,7 +311,10 @@ class Reader:
         return f"({text})" if " / " in text and isinstance(assigned, ast.IfExp) else text
 
     def _call(self, source: Source, node: ast.Call, names: Mapping[str, ast.expr], depth: int) -> str:
-        """Return the text of a command, of joined constants, or of a function for remedies; else the expression."""
+        """Return the text of a command, of joined constants, or of a function for remedies.
+
+        Return other calls in braces.
+        """
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         if isinstance(node.func, ast.Attribute) and name == "format":
             return self.template(source, node.func.value, names, depth)
@@ -333,7 +340,7 @@ class Reader:
         return f"({text})" if " / " in text else text
 
     def _command(self, source: Source, node: ast.Call, names: Mapping[str, ast.expr], depth: int) -> str:
-        """Return the command line that ``command`` makes of these arguments."""
+        """Return the command line that the function ``command`` makes of these arguments."""
         parts = ["riffle", self.template(source, node.args[0], names, depth)]
         for keyword in node.keywords:
             if keyword.arg == "root":
@@ -348,7 +355,7 @@ class Reader:
         return " ".join([*parts, *(self.template(source, flag, names, depth) for flag in node.args[1:])])
 
     def _imported(self, source: Source, name: str) -> ast.expr | None:
-        """Return the value of a constant that a module imports, by itself or with its module (``paths.FAR``)."""
+        """Return the value of an imported constant, or of a constant of an imported module (``paths.FAR``)."""
         module, dot, constant = name.rpartition(".")
         path = source.origins.get(module or name)
         path = path.with_suffix("") / f"{module}.py" if path is not None and dot else path
@@ -358,7 +365,7 @@ class Reader:
 
 
 def messages(checkout: Path = CHECKOUT, reader: Reader | None = None) -> list[Message]:
-    """Return all messages of the product, by id. ``reader`` keeps the modules that were read."""
+    """Return all messages of the product, sorted by id. ``reader`` keeps the modules that it parses."""
     reader = reader or Reader()
     files = sorted((checkout / "riffle_spark").rglob("*.py"))
     return sorted((message for path in files for message in reader.messages(path)), key=lambda message: message.id)
@@ -394,7 +401,7 @@ def _passes_id(call: ast.Call) -> bool:
 
 
 def _arguments(call: ast.Call, maker: ast.FunctionDef | None) -> dict[str, ast.expr]:
-    """Return a call's arguments by name; an error class takes its problem first."""
+    """Return the arguments of a call by name. The first positional argument of an error class is the problem."""
     names = [a.arg for a in maker.args.args if a.arg not in {"self", "cls"}] if maker else list(_POSITIONS)
     arguments = dict(zip(names, call.args, strict=False))
     return {**arguments, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}}
@@ -411,7 +418,7 @@ def _constant_item(source: Source, node: ast.expr) -> ast.expr | None:
 
 
 def _alternatives(texts: Sequence[str]) -> str:
-    """Return texts of which one is shown. If the other one is empty, the text is in brackets."""
+    """Return alternative texts, separated by slashes. If one of them is empty, the other is in brackets."""
     present = list(filter(None, texts))
     return f"[{present[0]}]" if len(present) < len(texts) and present else " / ".join(present)
 
@@ -425,7 +432,7 @@ def _is_join(node: ast.Call) -> bool:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Return whether an expression is a text of the source, at least in part."""
+    """Return whether the source has the text of an expression, at least in part."""
     if isinstance(node, ast.IfExp):
         return _is_text(node.body) and _is_text(node.orelse)
     if isinstance(node, ast.BinOp):

@@ -1,4 +1,4 @@
-"""Where things of this checkout lie."""
+"""Folders of this checkout."""
 
 from __future__ import annotations
 

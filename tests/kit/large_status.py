@@ -1,4 +1,4 @@
-"""Statuses of invented queries, of any size, for tests and benchmarks of what shows them."""
+"""Statuses of invented queries of any size, for tests and benchmarks of the status page and the status commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def invented_status(
 ) -> Status:
     """Return the status of a query with that many members, co-location groups and key-groups per group.
 
-    The same arguments give the same status. Members are in three racks. A slow batch raises the lag at half time.
+    The same arguments give the same status. Members are in three racks. One slow batch in the middle raises the lag.
     """
     chance = random.Random(seed)
     placed = tuple(
@@ -82,7 +82,7 @@ def invented_status(
 
 
 def _group(name: str, members: int, key_groups: int, chance: random.Random) -> GroupFacts:
-    """Place a group: each key-group has an owner, and two standbys in other racks if there are members enough."""
+    """Return a group whose key-groups have an owner and up to two standbys, each in another rack."""
     owners = [number * members // key_groups for number in range(key_groups)]
     chance.shuffle(owners)
     owners = [-1 if chance.random() < 0.002 else owner for owner in owners]
@@ -92,7 +92,7 @@ def _group(name: str, members: int, key_groups: int, chance: random.Random) -> G
 
 
 def _copies(owner: int, members: int, chance: random.Random) -> tuple[int, ...]:
-    """Return one member of each other rack."""
+    """Return one member of each rack except the owner's."""
     racks = [rack for rack in range(len(RACKS)) if rack != owner % len(RACKS)]
     choices = [range(rack, members, len(RACKS)) for rack in racks[:2]]
     return tuple(chance.choice(choice) for choice in choices if choice)
@@ -155,7 +155,7 @@ def _move(
     key_groups: int,
     chance: random.Random,
 ) -> MoveSummary:
-    """Return a move in one of a few batches."""
+    """Return a random move in one of a few batches."""
     batch = batches[chance.choice((5, 5, 20, 33, 33, 33, 34, 35, 36, 50, 58))]
     reason, goal = chance.choice(REASONS)
     role = chance.choice(("owner", "owner", "standby", "warmup"))

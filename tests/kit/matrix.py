@@ -1,4 +1,4 @@
-"""Matrices of cases of which ``./run test`` runs a sample."""
+"""Test matrices, of which ``./run test`` runs only a sample of the cases."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["choose_cases", "mark_sample"]
 
 
 def mark_sample(cases: Sequence[pytest.Function]) -> None:
-    """Mark the cases of one test as long, and as the rest, that its mark ``sample`` does not choose.
+    """Mark the cases that a test's mark ``sample`` does not choose as ``long`` and as ``rest``.
 
-    The mark has either the ids of the chosen cases, or ``step=N`` for the first of each N cases that are not long yet.
+    The mark has either the ids of the chosen cases, or ``step=N`` for the first of each N cases that are not ``long``.
     """
     mark = cases[0].get_closest_marker("sample")
     if mark is None:
@@ -28,7 +28,7 @@ def mark_sample(cases: Sequence[pytest.Function]) -> None:
 def choose_cases(name: str, ids: Sequence[str], *chosen: str, step: int = 1) -> Sequence[str]:
     """Return the ids of the cases of a test that ``./run test`` runs.
 
-    Raises ``pytest.UsageError`` for an id that no case has: the test would be long as a whole.
+    Raises ``pytest.UsageError`` for an id that no case has. Otherwise a misspelt id would make every case ``long``.
     """
     if unknown := sorted(set(chosen) - set(ids)):
         raise pytest.UsageError(f"{name} samples unknown cases {unknown}. It has {sorted(ids)}.")

@@ -14,7 +14,7 @@ END = "<!-- end -->"
 
 
 def page(text: str) -> str:
-    """Return the page with renewed tables between the two marks. The text around them stays."""
+    """Return the page with renewed tables between the two marks. The text around the tables is unchanged."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{_tables()}{END}{after}"

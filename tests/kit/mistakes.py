@@ -1,4 +1,4 @@
-"""A mistake of a new user, and the same with the remedy of its error applied."""
+"""Mistakes of new users, and the same code after the remedy of the error was applied."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True)
 class Mistake(Generic[Place]):
-    """``act`` makes the mistake when called with ``False``, and follows the remedy when called with ``True``.
-
-    ``id`` is the id of its error.
-    """
+    """A mistake of a user: ``act(False)`` makes it, and ``act(True)`` follows the remedy of its error ``id``."""
 
     id: str
     act: Callable[[Place, bool], object]
 
 
 def check_remedy(mistake: Mistake[Place], place: Place, other_place: Place) -> None:
-    """Assert that a mistake is refused by its id, and that following the remedy ends the error.
+    """Assert that a mistake raises the error with its id, and that code that follows the remedy succeeds.
 
-    The remedy is followed in ``other_place``, which is the same place if its state matters.
+    The remedy is followed in ``other_place``. It is the same place as that of the mistake if the state there matters.
     """
     with pytest.raises((RiffleError, StreamingQueryException)) as refused:
         mistake.act(place, False)

@@ -18,7 +18,7 @@ INSTALL_SECONDS = 600
 def ensure_npm(name: str) -> Path:
     """Return the folder ``node_modules`` with the packages of ``requirements/NAME/package-lock.json``.
 
-    They are installed on the first call, with npm, and are kept in the cache folder. Their scripts do not run.
+    The first call installs the packages with npm in the cache folder. Scripts of the packages do not run.
     """
     locked = CHECKOUT / "requirements" / name
     lock = (locked / "package-lock.json").read_bytes()

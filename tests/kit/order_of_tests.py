@@ -1,4 +1,4 @@
-"""Distribute tests over processes: one file at a time, in the order of the collection, and few processes with a JVM."""
+"""Distribute test files over processes in the order of their collection, so that few processes start a JVM."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from xdist.workermanage import WorkerController
 __all__ = ["InOrder"]
 
 SPLIT = "tests/spark/"
-"""Files below it run last and share one session, so they can be split."""
+"""Files below this folder run last and share one session, so they can be split."""
 SPLIT_TESTS_MAX = 5
 SPLIT_PROCESSES = 2
-"""How many processes run these files. The JVM of each process first loads and compiles all it runs."""
+"""The number of processes that run these files. The JVM of each process first loads and compiles all that it runs."""
 NEVER = 4
 EARLY = "tests/live/"
-"""Files below it wait much. So of three processes one begins with them, and the others use the processors."""
+"""Tests below this folder wait much. So of three processes one begins with them, and the others use the processors."""
 
 
 class InOrder(LoadScopeScheduling):
-    """Gives an idle process the next run of tests of one file: fast tests first, tests of one Spark session together.
+    """Gives an idle process the next run of tests of one file.
 
-    Long files at the end are split into runs of a few tests. Otherwise one process works alone on the last file.
+    Fast tests run first, and tests that share a Spark session run together. Long files at the end are split into runs
+    of a few tests. Otherwise one process would work alone on the last file.
     """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
@@ -34,10 +35,10 @@ class InOrder(LoadScopeScheduling):
         self._last = ""
         self._last_tests = 0
         self._folders: dict[WorkerController, set[str]] = {}
-        """Which of ``SPLIT`` and ``EARLY`` each process runs."""
+        """The folders ``SPLIT`` and ``EARLY`` that each process has run files of."""
 
     def _split_scope(self, nodeid: str) -> str:
-        """Return the run of a test. Tests of a file that do not follow each other are different runs."""
+        """Return the run that a test belongs to. Tests of one file that are not adjacent belong to different runs."""
         if nodeid not in self._runs:
             file = nodeid.partition("::")[0]
             is_full = file.startswith(SPLIT) and self._last_tests == SPLIT_TESTS_MAX
@@ -49,7 +50,7 @@ class InOrder(LoadScopeScheduling):
         return self._runs[nodeid]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        """Give a process the first run that it may run. Without one it ends."""
+        """Give a process the first run that it may execute, or shut it down if there is none."""
         own = self._folders.setdefault(node, set())
         others = [self._folders.get(other, ()) for other in self.nodes if other is not node and not other.shutting_down]
         ranks = {run: self._rank(_folder_of(run), own, others) for run in self.workqueue}
@@ -62,9 +63,9 @@ class InOrder(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _rank(self, folder: str, own: Collection[str], others: Sequence[Collection[str]]) -> int:
-        """Return how soon a process runs a file of a folder, or ``NEVER``. Files of one rank keep their order.
+        """Return how soon a process runs a file of a folder, or ``NEVER``. Files of equal rank keep their order.
 
-        ``own`` are the folders that it runs already, ``others`` those of each other process.
+        ``own`` has the folders of which this process has run files, ``others`` the same for each other process.
         """
         if folder == SPLIT and folder not in own and sum(SPLIT in folders for folders in others) >= SPLIT_PROCESSES:
             return NEVER

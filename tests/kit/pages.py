@@ -20,7 +20,7 @@ _HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: its page, the line of its fence, what stands behind the fence, and the code."""
+    """A fenced block of a page: the line of its opening fence, the text after that fence, and the code."""
 
     page: Path
     line: int
@@ -41,7 +41,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def links(page: Path) -> list[str]:
-    """Return the targets of a page's links, code left out."""
+    """Return the targets of a page's links. Links in code are left out."""
     return _LINK.findall(_INLINE_CODE.sub("", _FENCED.sub("", page.read_text())))
 
 

@@ -11,7 +11,7 @@ __all__ = ["CLOSE", "OPEN", "NamelessValueError", "braced", "name_values"]
 
 OPEN = "\x02"
 CLOSE = "\x03"
-"""They enclose an expression in a template, in which braces may be text."""
+"""These characters enclose an expression in a template. Braces cannot, because they may be part of the text."""
 
 _VALUE = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[a-z][a-z0-9_]*")
 _LABELS = frozenset({"name", "id", "__name__", "__qualname__", "shown", "text"})
 """Attributes that identify their object, so that the name of the object is the name of the value."""
 _PARTS = frozenset({"type", "names", "seconds", "second", "error", "memory_bytes", "host"})
-"""Attributes that say too little without their object."""
+"""Attributes whose name means too little without the name of their object."""
 _CONTAINERS = frozenset(
     {
         "values",
@@ -39,9 +39,9 @@ _CONTAINERS = frozenset(
 _MEASURES = frozenset({"type", "len", "max", "min", "sum", "next"})
 """Functions whose results differ from their argument."""
 _READERS_NAMES = {"tail": "stored", "shown": "checkpoint", "spark": "checkpoint", "t": "task", "conf": "value"}
-"""Names of the source that a reader of a message knows by another name."""
+"""Names in the source that the messages replace by a name that the reader knows."""
 _NEIGHBOURS = {(ast.Add, 1): "next_", (ast.Sub, 1): "previous_"}
-"""What precedes the name of a version, by what is added to it."""
+"""The prefix of a version's name, by the number that is added to the version."""
 
 
 class NamelessValueError(ValueError):
@@ -73,7 +73,7 @@ def name_values(texts: Iterable[str]) -> list[str]:
 
 
 def _name(node: ast.expr, *, with_object: bool = False) -> str:
-    """Return the name of a value; empty if there is none."""
+    """Return the plain name of a value, or an empty text if it has none."""
     node = _unwrapped(node)
     match node:
         case ast.Name(id=name):
@@ -102,7 +102,7 @@ def _attribute_name(node: ast.Attribute, with_object: bool) -> str:
 
 
 def _unwrapped(node: ast.expr) -> ast.expr:
-    """Return what an expression shows: the list of a ``join``, the argument of a function that formats it."""
+    """Return the expression that a message shows: the list of a ``join``, or the argument of a formatting function."""
     inner: ast.expr | None = None
     match node:
         case ast.Subscript(value=inner) | ast.BoolOp(values=[inner, *_]):

@@ -1,4 +1,4 @@
-"""Queries whose plans are recorded, and that tests of plans read: one of each shape, and one of each refusal."""
+"""Queries whose plans are recorded: one of each shape, and one for each refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Query = Callable[["Frames"], DataFrame]
 
 
 class Frames:
-    """Two wrapped streams with watermarks, one of whose views is ``events``; and a static frame."""
+    """The inputs of the queries: two wrapped streams with watermarks, the view ``events`` of the first, and a static
+    frame.
+    """
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
@@ -36,25 +38,25 @@ class Frames:
 
 
 def of_window(frames: Frames) -> DataFrame:
-    """Count in windows."""
+    """Count the rows of each page in tumbling windows."""
     return frames.events.groupBy(F.window("at", "1 minute"), "page").count()
 
 
 def table_of(frames: Frames) -> DataFrame:
-    """Return the others as a table."""
+    """Return the second stream as a table."""
     return riffle_spark.latest(frames.others, "other", by="seen")
 
 
 def kept(key: object, frames: Iterable[pd.DataFrame], state: object) -> Iterator[pd.DataFrame]:
-    """Answer nothing."""
+    """Return no rows."""
     return iter(())
 
 
 class Called:
-    """A function for the JVM that no test lets it call."""
+    """A Python object that Java accepts as a function. No test calls it."""
 
     class Java:
-        """As Py4J asks for it."""
+        """The declaration of Java interfaces that Py4J requires."""
 
         implements = (
             "org.apache.spark.api.java.function.MapFunction",
@@ -63,7 +65,7 @@ class Called:
 
 
 def scala_groups(events: DataFrame) -> DataFrame:
-    """Return what mapGroupsWithState makes of a stream, as Java has it."""
+    """Return a wrapped stream that goes through Scala's ``mapGroupsWithState``."""
     context = events.sparkSession.sparkContext
     assert context._gateway is not None
     encoders = context._gateway.jvm.org.apache.spark.sql.Encoders
@@ -145,4 +147,4 @@ REFUSED_QUERIES: dict[str, tuple[Query, str]] = {
     "table_outer": (lambda f: f.events.join(table_of(f), F.expr("page = other"), "full_outer"), "append"),
     "join_keys": (lambda f: f.events.join(f.others, F.expr("seen >= at and seen <= at + interval 1 minute")), "append"),
 }
-"""A query for each refusal of a plan's nodes, by its name, and the output mode that it is started in."""
+"""A query for each refusal of a plan, by the name of the refusal, and the output mode in which it is started."""

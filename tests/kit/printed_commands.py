@@ -1,4 +1,4 @@
-"""Commands as messages print them, for who would run them as they are."""
+"""Find the commands that messages print, so that tests can run them unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMMAND = re.compile(rf"riffle [a-z]+(?: {_VALUE})?(?: --[a-z0-9-]+(?: {_VALUE}
 
 
 def printed(text: str) -> list[list[str]]:
-    """Return the arguments of each command in a text. Click must take them: an option may be missing, or be none."""
+    """Return the arguments of each ``riffle`` command in a text. Fail if Click does not accept them."""
     commands = [shlex.split(command)[1:] for command in _COMMAND.findall(text)]
     for verb, *arguments in commands:
         command = main.get_command(click.Context(main), verb)

@@ -11,29 +11,29 @@ __all__ = ["KeptWarnings", "no_warnings"]
 
 
 class KeptWarnings(logging.Handler):
-    """Keeps the level, the logger and the text of what is logged at level WARNING and above."""
+    """Keeps the level, the logger and the text of each log record of level WARNING and above."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record as text."""
+        """Keep a log record as text."""
         self.messages.append(f"{record.levelname} of {record.name}: {record.getMessage()}")
 
 
 @contextmanager
 def no_warnings() -> Iterator[None]:
-    """Fail after the block if Python warned in it, or riffle_spark logged a warning on any thread of this process."""
+    """Fail after the block if Python warned in it, or if riffle_spark logged a warning on any thread."""
     logger = logging.getLogger("riffle_spark")
     handler = KeptWarnings()
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            # PySpark leaves sockets to the garbage collector (see setup.cfg); Python does not show this to users.
+            # PySpark leaves sockets to the garbage collector (see setup.cfg). Python hides this warning from users.
             warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
-            # PySpark 3.5 compares versions with distutils as setuptools has it.
+            # PySpark 3.5 compares versions with the distutils of setuptools.
             warnings.filterwarnings("ignore", "distutils Version classes", DeprecationWarning)
             yield
     finally:

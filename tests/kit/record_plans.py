@@ -1,6 +1,6 @@
 """Record the plans of ``tests.kit.planned_queries`` for tests without Spark: ``python -m tests.kit.record_plans``.
 
-Whatever differs between two runs is left out or numbered anew: ids, marks, folders and times.
+Values that differ between two runs are left out or numbered: ids, marks, folders and times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def queries(frames: Frames) -> dict[str, DataFrame]:
 
 
 def record(frame: DataFrame) -> dict[str, Any]:
-    """Return the record of a frame's plan."""
+    """Return the plan of a frame as JSON data, with the columns of the children of its stages."""
     reader, plan = read_query(frame)
     root = reader.fetch(plan.handle)
     leaves = root.collectLeaves()
@@ -66,13 +66,13 @@ def _output(reader: PlanReader, node: PlanNode) -> list[dict[str, Any]]:
 
 
 class _Normal:
-    """Numbers ids in the order in which they occur, and leaves out what differs in each run."""
+    """Numbers ids in the order in which they occur, and leaves out values that differ between runs."""
 
     def __init__(self) -> None:
         self._ids: dict[int, int] = {}
 
     def of(self, value: Any) -> Any:
-        """Return a part of a record."""
+        """Return a value of the plan in its normal form."""
         if isinstance(value, dict):
             if str(value.get("product-class", "")).endswith("ExprId"):
                 return {"id": self._ids.setdefault(value["id"], len(self._ids))}

@@ -1,4 +1,4 @@
-"""Plans of Spark's versions that were recorded as JSON, read without Spark."""
+"""Read plans that were recorded as JSON on several versions of Spark. No Spark is needed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ VERSIONS = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.exists() els
 
 @dataclass(frozen=True)
 class RecordedPlan:
-    """A plan, and the columns of each child of its stages, by the stage's number."""
+    """A plan, and the columns of each child of each stage, by the number of the stage."""
 
     plan: PlanNode
     outputs: Mapping[int, list[list[Column]]]
 
 
 def file_of(version: str, query: str) -> Path:
-    """Return the file of a query's plan in a version of Spark."""
+    """Return the file of a query's recorded plan in a version of Spark."""
     return FOLDER / version / f"{query.replace(' ', '-').replace(',', '')}.json"
 
 
 def plan_of(version: str, query: str) -> RecordedPlan:
-    """Return a recorded plan."""
+    """Return the recorded plan of a query in a version of Spark."""
     record = json.loads(file_of(version, query).read_text())
     plan, _ = parse_plan(json.dumps(record["plan"]), lambda leaf: leaf in record["streams"])
     outputs = {int(stage): [list(map(_column, side)) for side in sides] for stage, sides in record["outputs"].items()}

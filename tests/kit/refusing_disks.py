@@ -1,7 +1,7 @@
-"""Disks that really refuse: a member's folder gets a small file system of its own, which is filled or made read-only.
+"""Disks that really fail: a member's folder gets a small file system, which is then filled or made read-only.
 
-Where a process may not mount, the folder's ``owner`` file becomes a link to one that the system has an I/O error for,
-at every use. ``RefusingDisk.how`` says which it is.
+If a process may not mount a file system, the folder's ``owner`` file becomes a link to a file whose every read is an
+I/O error. ``RefusingDisk.how`` names the method.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _NAME = "riffle-test"
 _SIZE = "24m"
 _BLOCK = bytes(4096)
 _UNREADABLE = "/proc/self/mem"
-"""A regular file whose first bytes are no memory of anybody's: reading them is an I/O error, to root too."""
+"""A regular file whose first bytes are unmapped memory. Reading them is an I/O error, for root too."""
 
 
 class RefusingDisk:
-    """A folder that can be made to refuse what is written to it, and to take it again. ``how`` tells the means,
-    ``mounted`` whether it has a file system of its own.
+    """A folder whose disk can be made to fail and to recover.
+
+    ``how`` describes the method. ``mounted`` is set if the folder has its own file system.
     """
 
     def __init__(self, folder: Path, way: Way, *, mounted: bool) -> None:
@@ -35,7 +36,7 @@ class RefusingDisk:
         self._way = way
 
     def refuse(self) -> None:
-        """Refuse every write from now on."""
+        """Make every write to the folder fail from now on."""
         if not self.mounted:
             (self.folder / "owner").rename(self.folder / "away")
             (self.folder / "owner").symlink_to(_UNREADABLE)
@@ -47,7 +48,7 @@ class RefusingDisk:
             _run("mount", "-o", "remount,ro", str(self.folder))
 
     def recover(self) -> None:
-        """Take writes again."""
+        """Make writes to the folder succeed again."""
         if not self.mounted:
             (self.folder / "owner").unlink()
             (self.folder / "away").rename(self.folder / "owner")
@@ -59,7 +60,10 @@ class RefusingDisk:
 
 @contextmanager
 def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDisk]:
-    """Give a folder, with what is in it, a file system of its own for the length of the block, if that is allowed."""
+    """Give a folder its own file system for the length of the block, if the process may mount one.
+
+    The files of the folder are kept.
+    """
     hidden = folder.with_name(f".{folder.name}.kept")
     shutil.copytree(folder, hidden, symlinks=True)
     mounted = _is_mounted(folder)
@@ -75,7 +79,7 @@ def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDi
 
 
 def unmount_below(folder: Path) -> None:
-    """Take away the file systems of a folder and below it, those of a process that was killed, too."""
+    """Unmount the file systems of a folder and below it, also those of a process that was killed."""
     for line in Path("/proc/mounts").read_text().splitlines():
         name, point = line.split()[:2]
         if name == _NAME and Path(point).is_relative_to(folder.resolve()):
@@ -83,7 +87,7 @@ def unmount_below(folder: Path) -> None:
 
 
 def _is_mounted(folder: Path) -> bool:
-    """Mount a small file system, and tell whether that was allowed."""
+    """Mount a small file system on a folder, and return whether that was allowed."""
     try:
         _run("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", _NAME, str(folder))
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,4 @@
-"""Run commands that read a root, as a user does, and write the status that they show."""
+"""Run commands that read a root, as a user runs them, and write the status that they show."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ __all__ = ["query_with_standbys", "read_json", "run_command", "stored_query", "w
 
 
 def query_with_standbys(folder: Path) -> Elastic:
-    """Return a query over two executors with a standby each, whose newest full record lists its members.
+    """Return a query over two executors with one standby per key-group, whose newest full record lists its members.
 
     ``folder`` gets the local copies.
     """
@@ -36,9 +36,9 @@ def query_with_standbys(folder: Path) -> Elastic:
 
 
 def stored_query(folder: Path) -> Elastic:
-    """Return such a query before its first batch, on a root with all objects of one that ran.
+    """Return the query of ``query_with_standbys`` before its first batch, on a root with all objects of a finished run.
 
-    Commands read only the root. It is made once in a process.
+    Commands read only the root. Its objects are made once per process.
     """
     world = _two_executors(folder)
     for name, data in _objects_of_query().items():
@@ -58,12 +58,12 @@ def _objects_of_query() -> Mapping[str, bytes]:
 
 
 def run_command(*arguments: object) -> Result:
-    """Run `riffle` with these arguments."""
+    """Run `riffle` with these arguments and return its result."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def read_json(*arguments: object) -> dict[str, Any]:
-    """Return what `riffle` with these arguments and `--json` prints. It must succeed."""
+    """Return the JSON object that `riffle` prints with these arguments and `--json`. The command must succeed."""
     result = run_command(*arguments, "--json")
     assert result.exit_code == 0, result.output
     shown: dict[str, Any] = json.loads(result.output)
@@ -71,7 +71,10 @@ def read_json(*arguments: object) -> dict[str, Any]:
 
 
 def write_status(query: World, **changes: object) -> None:
-    """Write a status as the driver does, as of the newest record, with other fields of the status or of its facts."""
+    """Write a status as the driver writes it at the newest record.
+
+    ``changes`` replace fields of the status or its facts.
+    """
     now_ms = read_status(query.home.root).now_ms
     source = (PartitionLag("orders", 0, 70, 3.0), PartitionLag("orders", 1, 5, None))
     of_facts = {field.name: changes.pop(field.name) for field in fields(DriverFacts) if field.name in changes}

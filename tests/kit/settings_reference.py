@@ -1,5 +1,6 @@
-"""What `./run reference` writes: the tables of docs/configuration.md and conf/riffle.toml, from the lines of
-`riffle_spark.settings` and from `riffle_spark.removed_settings`.
+"""Write the tables of docs/configuration.md and conf/riffle.toml (`./run reference`).
+
+The source is `riffle_spark.settings` and `riffle_spark.removed_settings`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _REMOVED_HEAD = "| setting | what to do instead |\n| --- | --- |\n"
 _TABLE = r"(?m:^## {}\n)(?:(?!## |\|).*\n)*(?P<table>(?:\|.*\n)+)"
 _LINK = re.compile(r"\[([^]]*)]\([^)]*\)")
 _THOUSANDS = re.compile(r"(?<=\d)(?<!\b0)(?=(?:\d{3})+\b)")
-"""The places between the thousands of a number; an octal mode such as 0640 has none."""
+"""The positions between the thousands of a number. An octal mode such as 0640 has none."""
 _INTRODUCTION = """\
 # Settings of the jobs that are started from this folder. Uncommented values go before the defaults, and give way to
 # spark.riffle.* of the Spark configuration (spark-submit --conf spark.riffle.retained_for=2h) and to the job's code.
@@ -34,7 +35,7 @@ _INTRODUCTION = """\
 
 
 def page(text: str) -> str:
-    """Return the page with the table of each section's settings renewed. What stands around the tables stays."""
+    """Return the page with the settings table of each section renewed. The text around the tables is unchanged."""
     for title, lines in _sections().items():
         rows = "".join(_row(name, line) for name, line in lines.items())
         text = _with_table(text, title, _HEAD + rows)
@@ -43,7 +44,7 @@ def page(text: str) -> str:
 
 
 def _with_table(text: str, title: str, table: str) -> str:
-    """Return the page with another table below a heading."""
+    """Return the page with the table below a heading replaced."""
     old = re.search(_TABLE.format(re.escape(title)), text)
     if old is None:
         raise LookupError(f"{PAGE.name} needs a heading '## {title}' and a table below it: write it there first")
@@ -51,7 +52,7 @@ def _with_table(text: str, title: str, table: str) -> str:
 
 
 def example() -> str:
-    """Return conf/riffle.toml: every setting with its default, commented out."""
+    """Return conf/riffle.toml, which has every setting with its default, commented out."""
     return _INTRODUCTION + "".join(
         f"\n# --- {title} ---\n" + "".join(text for setting_line in lines.items() for text in _commented(*setting_line))
         for title, lines in _sections().items()

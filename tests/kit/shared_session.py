@@ -1,4 +1,4 @@
-"""The one Spark session of a test process. Local modules share it whatever SQL configuration they ask for."""
+"""The one Spark session of a test process, which local modules share if their configuration allows it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ SMALL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.executorEnv.TZ": "UTC",
 }
-"""Every session is as small as it can be."""
+"""Settings of every session, which keep it small."""
 RUNTIME = ("spark.sql.", "spark.riffle.")
-"""Configuration that a running session takes."""
+"""Prefixes of configuration that can be set on a running session."""
 QUICK = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""For a handful of rows compiling takes longer than all else. Sessions on clusters, and on a newer Spark, compile as
-users' do.
+"""Settings that avoid the compilation of plans. For a handful of rows it takes longer than the rest of the query.
+
+Sessions on clusters and on newer versions of Spark compile plans, as they do for users.
 """
 
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
-"""Spark's usual one starts a dozen small programs a batch (``chmod``, ``readlink``); another one writes the same files
-with a few.
+"""The setting of the class that writes checkpoint files.
+
+Spark's default starts a dozen small programs per batch (``chmod``, ``readlink``). The class that tests use starts few.
 """
 WORKERS = {"spark.python.daemon.module": "tests.kit.python_workers"}
-"""Starts Python workers faster. Executors of clusters start them as users' do."""
+"""Settings that start Python workers faster. Executors of clusters start their workers as they do for users."""
 JARS = "spark.jars"
 
 
@@ -60,7 +62,10 @@ def kind_of(module: ModuleType) -> Kind:
 
 
 def runtime_conf(module: ModuleType) -> dict[str, str]:
-    """Return the part of a module's ``CONF`` that is set on a running session; nothing for a cluster's session."""
+    """Return the part of a module's ``CONF`` that is set on a running session.
+
+    It is empty for a session on a cluster.
+    """
     if not getattr(module, "MASTER", "local[2]").startswith("local["):
         return {}
     conf: Mapping[str, str] = getattr(module, "CONF", {})
@@ -68,7 +73,7 @@ def runtime_conf(module: ModuleType) -> dict[str, str]:
 
 
 class SharedSession:
-    """Starts a session only where the one that runs is of another kind."""
+    """Keeps one running session, and starts another one only if a module needs a session of another kind."""
 
     def __init__(self) -> None:
         self._kind: Kind | None = None
@@ -83,13 +88,14 @@ class SharedSession:
         return self._session
 
     def stop(self) -> None:
-        """Stop the session, if there is one: another one is started, or its cluster ends.
+        """Stop the session, if there is one.
 
-        The session that starts a JVM passes its configuration as system properties. Later sessions would inherit it.
+        The session that starts a JVM passes its configuration as system properties. They are cleared, because later
+        sessions would inherit them.
         """
         if self._session is not None:
             self._session.stop()
-            jvm: Any = self._session.sparkContext._jvm  # private: the one way to system properties
+            jvm: Any = self._session.sparkContext._jvm  # private: the only access to system properties
             for name, _ in self._kind.conf if self._kind is not None else ():
                 jvm.java.lang.System.clearProperty(name)
         self._session = None
@@ -103,7 +109,7 @@ def conf_of(session: SparkSession) -> dict[str, str]:
 
 
 def tidy(session: SparkSession, conf: Mapping[str, str]) -> None:
-    """Leave a session as it was found: no query runs, and its configuration is what it was."""
+    """Stop all queries of a session, and set its configuration back to ``conf``."""
     for query in session.streams.active:
         query.stop()
     current_conf = conf_of(session)
@@ -119,7 +125,7 @@ def _runs(session: SparkSession) -> bool:
 
 
 def end_jvm() -> None:
-    """End the JVM, if it runs. PySpark starts a new one for the next session."""
+    """End the JVM, if it runs. PySpark starts another one for the next session."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -128,7 +134,7 @@ def end_jvm() -> None:
         gateway.proc.stdin.close()
         gateway.proc.wait()
     SparkContext._gateway = None
-    SparkContext._jvm = None  # private: PySpark takes the next JVM's from its new gateway
+    SparkContext._jvm = None  # private: PySpark takes the next JVM from its next gateway
 
 
 def _started(kind: Kind) -> SparkSession:

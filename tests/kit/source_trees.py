@@ -18,14 +18,14 @@ __all__ = [
 ]
 
 _BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
-"""The fields of nodes that have statements, in their order."""
+"""The fields of nodes that contain statements, in their order."""
 _NOT_OWN = (ast.stmt, ast.expr_context)
 
 
 def statements(
     tree: ast.AST, function: ast.FunctionDef | None = None
 ) -> Iterator[tuple[ast.stmt, ast.FunctionDef | None]]:
-    """Yield each statement with the function that it is in."""
+    """Yield each statement of a tree with the function that contains it."""
     blocks = (getattr(tree, name, ()) for name in _BLOCKS)
     for node in (child for block in blocks if isinstance(block, list) for child in block):
         inner = node if isinstance(node, ast.FunctionDef) else function
@@ -35,7 +35,7 @@ def statements(
 
 
 def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
-    """Yield a statement's nodes, without those of statements inside it and without the parts of an f-string."""
+    """Yield the nodes of a statement, except nodes of statements inside it and the parts of an f-string."""
     pending = _own_children(statement)
     while pending:
         node = pending.pop()
@@ -45,7 +45,7 @@ def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 def _own_children(node: ast.AST) -> list[ast.AST]:
-    """Return the child nodes that are neither statements nor contexts, the last one first."""
+    """Return the child nodes that are neither statements nor contexts, in reverse order."""
     found: list[ast.AST] = []
     for name in node._fields:
         value = getattr(node, name, None)
@@ -58,7 +58,7 @@ def _own_children(node: ast.AST) -> list[ast.AST]:
 
 
 def walk_statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements of ``ast.walk`` in its order, with handlers and cases, and look into no expression."""
+    """Yield a tree and its statements, handlers and cases in the order of ``ast.walk``. Expressions are not visited."""
     pending = deque([tree])
     while pending:
         node = pending.popleft()
@@ -70,7 +70,7 @@ def walk_statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield names with the last value assigned to each; text that is added to a name counts as part of it."""
+    """Yield each assigned name with its last value. Text that is added to the name by ``+=`` is part of the value."""
     values: dict[str, ast.expr] = {}
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -83,7 +83,10 @@ def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
 
 
 def unpacked_calls(function: ast.FunctionDef, name: str) -> Iterator[tuple[int, ast.Call]]:
-    """Yield the calls whose result, or each of whose results, is unpacked to a variable, with its position."""
+    """Yield the calls whose results are unpacked to a variable, each with the position of the variable.
+
+    If a loop unpacks each item of a result, its call is included.
+    """
     assigned = dict(assignments(walk_statements(function)))
     for node in walk_statements(function):
         if isinstance(node, ast.Assign):
@@ -107,17 +110,17 @@ def results(function: ast.FunctionDef) -> Iterator[Sequence[ast.expr]]:
 
 
 def logged_values(nodes: Iterable[ast.AST]) -> Mapping[ast.expr, Sequence[ast.expr]]:
-    """Return the arguments that follow each argument of the calls among a statement's own nodes, by that argument."""
+    """Return by argument the arguments that follow it in its call, for all calls among the nodes."""
     calls = (node for node in nodes if isinstance(node, ast.Call))
     return {argument: call.args[index + 1 :] for call in calls for index, argument in enumerate(call.args)}
 
 
 class ArgumentsPassed(ast.NodeTransformer):
-    """Puts the arguments of a call in the place of a function's parameters."""
+    """Replaces the parameters of a function by the arguments of a call."""
 
     def __init__(self, arguments: Mapping[str, ast.expr]) -> None:
         self._arguments = arguments
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the argument of a parameter, and any other name itself."""
+        """Return the argument for a parameter, or the name itself if it is not a parameter."""
         return self._arguments.get(node.id, node)

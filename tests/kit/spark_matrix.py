@@ -1,10 +1,10 @@
 """Run the smoke tests on pairs of Spark and Python, and write the table of docs/support.md.
 
-    ./run matrix [--spark VERSION]... [--python VERSION]... [--sample]
+   ./run matrix [--spark VERSION]... [--python VERSION]... [--sample]
 
-Each Python has one environment with the locked packages, and each Spark one folder. A pair puts both on the path. A
-Spark that needs other versions of packages has one more folder per Python. The outcomes are in docs/support.json: a
-pair that runs again replaces its older outcome.
+Each version of Python has one environment with the locked packages, and each version of Spark one folder. For a pair,
+both are put on the path. A Spark that needs other versions of packages has one more folder per Python. The outcomes are
+stored in docs/support.json. If a pair runs again, its new outcome replaces the old one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STORED = "--config-settings=--build-option=--compression=stored"  # compressing 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The smoke tests on one pair: how many passed, which failed, or why they could not run."""
+    """The outcome of the smoke tests on one pair: how many passed, which failed, or why they could not run."""
 
     spark: str
     python: str
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def cell(self) -> str:
-        """The outcome as a cell of the table."""
+        """The outcome as the text of a table cell."""
         if self.refused:
             return "refused"
         tests = f"{self.passed} passed"
@@ -111,7 +111,10 @@ def pyenv_pythons(version: str) -> list[str]:
 
 
 def python_environment(folder: Path, interpreter: str) -> Path:
-    """Make an environment with the locked packages except Spark, unless it exists; return its interpreter."""
+    """Return the interpreter of an environment with the locked packages except Spark.
+
+    Create it if it does not exist.
+    """
     program = folder / "bin" / "python"
     done = folder / "complete"
     if not done.exists():
@@ -124,9 +127,9 @@ def python_environment(folder: Path, interpreter: str) -> Path:
 
 
 def spark_folders(environments: Path, version: str, python: str, program: Path) -> list[Path]:
-    """Install a version of Spark, and packages that it needs in other versions, unless they are; return the folders.
+    """Return the folders with a version of Spark and with the packages that it needs in other versions.
 
-    Such packages are compiled for one version of Python.
+    Missing folders are installed. Such packages are compiled for one version of Python.
     """
     own = REQUIREMENTS / f"spark-{version}.txt"
     entries = _entries(own if own.exists() else _lock(program))
@@ -181,7 +184,7 @@ def _install(program: Path, requirements: Path, *options: str) -> None:
 
 
 def run_pair(spark: str, python: str, program: Path, folders: Sequence[Path], tests: Sequence[str]) -> Outcome:
-    """Run the smoke tests on one pair, or those of some files."""
+    """Run the smoke tests, or only those of some files, on one pair."""
     environment = _environment(program, folders)
     outcome = Outcome(spark, python, _revision(), f"{datetime.now(timezone.utc):%Y-%m-%d}", sample=bool(tests))
     first, second, *_ = _numbers(spark)
@@ -227,7 +230,7 @@ def read_outcomes() -> list[Outcome]:
 
 
 def save(outcome: Outcome) -> None:
-    """Store an outcome instead of an older one of its pair, and write the table into the page."""
+    """Store the outcome of a pair, which replaces its old one, and write the table into the page."""
     others = [each for each in read_outcomes() if (each.spark, each.python) != (outcome.spark, outcome.python)]
     outcomes = sorted([*others, outcome], key=lambda each: (_numbers(each.spark), _numbers(each.python)))
     OUTCOMES.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
@@ -235,12 +238,12 @@ def save(outcome: Outcome) -> None:
 
 
 def with_table(page: str, outcomes: Iterable[Outcome]) -> str:
-    """Return the page with the table of these outcomes."""
+    """Return the page with its table replaced by the table of these outcomes."""
     return TABLE.sub(lambda _: table(outcomes), page)
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Return the outcomes as a table: a row for each Spark, a column for each Python."""
+    """Return the outcomes as a table with a row for each Spark and a column for each Python."""
     cells: Mapping[tuple[str, str], Outcome] = {(each.spark, each.python): each for each in outcomes}
     sparks = sorted({spark for spark, _ in cells}, key=_numbers)
     lines = [f"| Spark | {' | '.join(f'Python {python}' for python in PYTHONS)} |", f"| --- |{' --- |' * len(PYTHONS)}"]

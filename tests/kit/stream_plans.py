@@ -1,4 +1,4 @@
-"""Streams whose rows a test gives at once, and slots that merge what aggregates send them."""
+"""Streams whose rows a test sets, and slots that merge the partial results of aggregates."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ ROOT = "file:///state/of/visits"
 
 
 def stream_of(rows: DataFrame, folder: str, root: str | None = ROOT) -> DataFrame:
-    """Return a wrapped stream with the columns of rows; nothing is ever read from its folder."""
+    """Return a wrapped stream with the columns of rows. Nothing is read from its folder."""
     plain = rows.sparkSession.readStream.schema(rows.schema).parquet(folder)
     return riffle_spark.on(plain, root=root)
 
 
 def cut_of(frame: DataFrame) -> CutQuery:
-    """Return a frame's plan, cut."""
+    """Return the plan of a frame, cut into stages."""
     return cut_query(frame)
 
 
 def answer(
     query: DataFrame, rows: DataFrame, time_ms: int | None = None, batches: int = 1
 ) -> tuple[list[Row], list[AggregateSpec]]:
-    """Return the rows of a wrapped query of aggregates, and its stages. Slots merge the rows in so many batches."""
+    """Return the output rows of a wrapped query of aggregates, and its stages.
+
+    Slots merge the rows in ``batches`` parts.
+    """
     catalyst = Catalyst(query.sparkSession)
     cut = cut_of(query)
     results = dict[int, Node]()
@@ -61,7 +64,7 @@ def answer(
 
 
 def merge_in_slots(plan: AggregatePlan, sent: DataFrame, time_ms: int | None = None, batches: int = 1) -> Node:
-    """Return an aggregate's result of rows that its map side has sent, under its own attributes."""
+    """Return the result of an aggregate over partial rows of its map side, with the aggregate's own attributes."""
     table = compat.to_arrow(sent).cast(plan.spec.rows)
     size = -(-table.num_rows // batches)
     operator = Stateful("slots", plan.spec.stored_key.names, make_group_computation(plan.spec, "complete"))
@@ -74,15 +77,15 @@ def merge_in_slots(plan: AggregatePlan, sent: DataFrame, time_ms: int | None = N
 
 
 def rdd_of(frame: DataFrame) -> Node:
-    """Return a frame's rows as the JVM's."""
+    """Return the rows of a frame as an RDD of the JVM."""
     rdd: Node = frame._jdf.queryExecution().toRdd()
     return rdd
 
 
 def with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
-    """Return an input's plan with rows in the place of its sources, and without its watermarks.
+    """Return the plan of an input with rows instead of its sources, and without its watermarks.
 
-    Spark 3.5.0 cannot plan a watermark of rows that are no stream. Later versions ignore it.
+    Spark 3.5.0 cannot plan a watermark of rows that are not a stream. Later versions ignore it.
     """
     reader = PlanReader(spark)
     values = reader.read(plan)

@@ -14,9 +14,9 @@ NEWEST = 6
 
 
 class Damager:
-    """Damages files below ``<base>/<root id>/<member>/<folder>``: not the claims, which lie beside these folders.
+    """Damages files below ``<base>/<root id>/<member>/<folder>``. It spares the claims, which are not in such folders.
 
-    ``remember`` notes what files hold, so that one can later be replaced by what it once was.
+    ``remember`` stores the contents of the files, so that a later damage can replace a file by an older version.
     """
 
     def __init__(self, base: Path, chance: random.Random) -> None:
@@ -25,20 +25,20 @@ class Damager:
         self._older: dict[Path, list[bytes]] = {}
 
     def folders(self) -> list[Path]:
-        """Return the folders in members' folders that hold files somewhere, sorted."""
+        """Return the folders below members' folders that contain files at any depth, sorted."""
         return [folder for folder in sorted(self._base.glob("*/m*/*/")) if files_in(folder)]
 
     def remember(self) -> None:
-        """Note what every file holds, if that is something else than before."""
+        """Store the contents of each file that changed since the last call."""
         for folder in self.folders():
             for path in files_in(folder):
-                held, now = self._older.setdefault(path, []), path.read_bytes()
-                if held[-1:] != [now]:
-                    held.append(now)
-        self._older = {path: held[-3:] for path, held in self._older.items() if path.exists()}
+                versions, now = self._older.setdefault(path, []), path.read_bytes()
+                if versions[-1:] != [now]:
+                    versions.append(now)
+        self._older = {path: versions[-3:] for path, versions in self._older.items() if path.exists()}
 
     def damage(self) -> str:
-        """Do one damage and say which; an empty text where there is nothing to damage."""
+        """Damage one file and return a description of the damage, or an empty text if there is no file."""
         files = [path for folder in self.folders() for path in files_in(folder)]
         if not files:
             return ""
@@ -48,20 +48,20 @@ class Damager:
             self._older_one,
         ]  # fmt: skip
         before = path.stat()
-        said = self._chance.choice(kinds)(path)
+        description = self._chance.choice(kinds)(path)
         if path.exists() and self._chance.random() < 0.5:
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-            said += ", its time put back"
-        return f"{path.relative_to(self._base)}: {said}"
+            description += ", its time put back"
+        return f"{path.relative_to(self._base)}: {description}"
 
     def _drawn(self, files: list[Path]) -> Path:
-        """Draw a file by its size or, every other time, one of the newest: those are read next."""
+        """Draw a file. Half of the draws prefer large files, the others take one of the newest, which are read next."""
         if self._chance.random() < 0.5:
             return self._chance.choices(files, [path.stat().st_size for path in files])[0]
         return self._chance.choice(sorted(files, key=lambda path: (path.stat().st_mtime_ns, path))[-NEWEST:])
 
     def _place(self, path: Path) -> int:
-        """Draw a byte, rather one that is not zero."""
+        """Draw the position of a byte, preferably of one that is not zero."""
         data = path.read_bytes()
         drawn = [self._chance.randrange(len(data)) for _ in range(4)]
         return next((at for at in drawn if data[at]), drawn[0])
@@ -118,6 +118,6 @@ class Damager:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files below a folder that are not empty, sorted; what links lead to is there without them."""
+    """Return the files below a folder that are not empty, sorted. Links are left out."""
     found = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sorted(path for path in found if path.is_file() and not path.is_symlink() and path.stat().st_size)

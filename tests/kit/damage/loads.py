@@ -1,4 +1,4 @@
-"""Two stores with what they must hold: one of columns, one of variables."""
+"""Two stores with models of their expected output and state: one store of columns, one of variables."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ Given = dict[str, Any]
 
 
 class Load(Protocol):
-    """An operator and its model. ``feed`` returns what the sink must get of a batch, ``held`` what state must be."""
+    """An operator and its model in plain Python."""
 
     operator: Operator
 
     def feed(self, rows: list[Given], now_ms: int) -> list[Given]:
-        """Go on by one batch."""
+        """Add a batch to the model and return the output rows that the sink must receive."""
         ...
 
     def held(self) -> object:
-        """Return the whole state."""
+        """Return the whole state that the model expects."""
         ...
 
     def read(self, contents: CommittedState) -> object:
-        """Return the same out of the store."""
+        """Return the state that a store holds, in the form of ``held``."""
         ...
 
 
 def drawn(chance: random.Random, at: int) -> list[Given]:
-    """Draw a batch: the first has all keys, others have some, a few of them several times; one in eight deletes."""
+    """Draw a batch.
+
+    The first batch has every key, others some keys, a few of them repeated. One row in eight deletes.
+    """
     keys = chance.choices(range(KEYS), k=DRAWN) if at else range(KEYS)
     return [{"k": f"key-{key}", "v": chance.choice([-1, *range(1, 8)]), "at": at} for key in keys]
 
 
 def noted(key: str, n: int, total: int) -> str:
-    """Return some text that goes with a count and a sum."""
+    """Return a text that is derived from a key's count and sum."""
     return f"{key} {n} {total};" * 10
 
 
@@ -58,7 +61,10 @@ def _summed(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Tab
 
 
 def _added(held: dict[str, tuple[int, int]], rows: list[Given]) -> tuple[list[Given], list[str]]:
-    """Add rows to what is held; return those that were touched and are there, and those that are gone."""
+    """Add rows to the state ``held``.
+
+    Return the rows of changed keys that still exist, and the keys that were deleted.
+    """
     for row in rows:
         n, total = held.get(row["k"], (0, 0))
         held[row["k"]] = (n + 1, total + row["v"])
@@ -70,7 +76,7 @@ def _added(held: dict[str, tuple[int, int]], rows: list[Given]) -> tuple[list[Gi
 
 
 class Columns:
-    """Counts and sums with a note, forgotten at a negative value."""
+    """A load whose state has columns: a count, a sum and a note per key. A negative value deletes the key."""
 
     def __init__(self) -> None:
         computed = arrow_function(_summed, state=STATE, output=OUTPUT)
@@ -91,7 +97,7 @@ class Columns:
 
 
 class Variables:
-    """A value, a list, a map and timers of each key: those of ``Alarms``."""
+    """A load whose state has the variables of ``Alarms``: a value, a list, a map and timers per key."""
 
     def __init__(self) -> None:
         self.operator = operator_of("trials", ["k"], Alarms(), (), ROWS)

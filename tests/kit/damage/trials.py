@@ -1,6 +1,6 @@
-"""Damage trials: a query that goes on while its local files are damaged between its batches.
+"""Damage trials: a query runs while its local files are damaged between batches.
 
-The trials of a plan run in a process of their own, because a damage may kill it. The first fault ends them.
+The trials of a plan run in a separate process, because damage may kill it. They end with the first fault.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ SECONDS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which trials: of what load, with slots and upkeep in so many processes beside (none: in the driver's own)."""
+    """The plan of some trials: their load, seed and number.
+
+    Slots and upkeep run in this number of additional processes. If it is 0, they run in the process of the driver.
+    """
 
     load: str
     seed: int
@@ -57,8 +60,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one damage: ``fault`` tells what was wrong, empty if nothing was; bytes fetched from the store,
-    and how many the restore of what two files may hold takes at most.
+    """The result of one damage. ``fault`` says what was wrong, and is empty if nothing was.
+
+    ``fetched_bytes`` were fetched from the store. ``restore_bytes`` are the most that the restore of two damaged files
+    may fetch.
     """
 
     number: int
@@ -69,7 +74,7 @@ class Trial:
 
 
 class _Workers(SimCluster):
-    """Executors whose work is done by processes that live on and take turns."""
+    """Executors whose slots and upkeep run in long-lived processes, which take turns."""
 
     load = ""
     pools: Sequence[Pool] = ()
@@ -97,7 +102,7 @@ def _piece(text: str, executor: str) -> str:
 
 
 class _Query:
-    """A query with its model and its damages, of one seed."""
+    """A query with its model and its damager, all from one seed."""
 
     def __init__(self, folder: Path, plan: Plan, pools: Sequence[Pool]) -> None:
         seed = plan.seed * 1_000_003
@@ -118,7 +123,7 @@ class _Query:
             self.world.cluster = cluster
             self.world.start()
         self.damager = Damager(folder / "local", self.chance)
-        self.version = self.told_late = 0
+        self.version = self.upkeep_bytes = 0
         self.cost = 0, 0
         self.is_journal_harmed = False
         for _ in range(WARM_UP):
@@ -126,7 +131,7 @@ class _Query:
         assert self.fault() == ""
 
     def trial(self, number: int) -> Trial:
-        """Damage a file, run some batches and compare."""
+        """Damage a file, run some batches, compare output and state, and return the trial."""
         damage, fetched, late = self.damager.damage(), 0, 0
         print(f"{number}: {damage}", file=sys.stderr, flush=True)
         self.is_journal_harmed |= journal_file.JOURNAL in damage
@@ -136,8 +141,8 @@ class _Query:
         for _ in range(BATCHES_A_TRIAL):
             try:
                 fetched += self.batch()
-                late += self.told_late
-                # A chain that is long now may be cut by the last batch.
+                late += self.upkeep_bytes
+                # The last batch may cut a chain that is long now.
                 restore = max(restore, self.restore_bytes())
             except AssertionError as error:
                 return Trial(number, damage, f"wrong rows: {error}", fetched)
@@ -146,37 +151,38 @@ class _Query:
         fault = "" if number % COMPARED_EVERY else self.fault()
         before, allowed = self.cost
         self.cost = fetched, restore
-        if before + late > allowed:  # what upkeep did about the damage before is told with the next batch
+        if before + late > allowed:  # the report of the next batch has what upkeep fetched after the previous damage
             return Trial(number, f"the damage before {damage}", fault, before + late, allowed)
         return Trial(number, damage, fault, fetched, restore)
 
     def lose_one(self, number: str) -> None:
-        """Lose an executor; another one takes over its folder, while the standby has its tasks."""
+        """Lose an executor. A new executor takes over its folder, while the standby owns its tasks."""
         cluster = self.world.cluster
         cluster.lose(self.chance.choice(cluster.executors()).id)
         cluster.add(f"x{number}")
 
     def batch(self) -> int:
-        """Run one batch; return the bytes that slots fetched: none if nothing is amiss. What upkeep fetched of
-        snapshots after the batch before is told with it.
+        """Run one batch and return the bytes that its slots fetched, which are 0 if no file is damaged.
+
+        ``upkeep_bytes`` becomes the bytes of snapshots that upkeep fetched after the previous batch.
         """
         self.damager.remember()
         rows, now_ms = drawn(self.chance, self.version), 1000 * self.version
-        wanted, load = self.load.feed(rows, now_ms), self.load
+        expected_rows, load = self.load.feed(rows, now_ms), self.load
         perform = getattr(self.world.cluster, "perform", Attempt.run)
         report = self.world.batch(self.version, pa.Table.from_pylist(rows, schema=ROWS), perform, time_ms=now_ms)
         delivered = list(self.world.sinks[load.operator.store].by_id.values())[-1].to_pylist()
         self.version += 1
-        self.told_late = report.upkeep_snapshot_bytes
-        difference = {repr(row) for row in delivered} ^ {repr(row) for row in wanted}
+        self.upkeep_bytes = report.upkeep_snapshot_bytes
+        difference = {repr(row) for row in delivered} ^ {repr(row) for row in expected_rows}
         assert not difference, sorted(difference)[:2]
         return report.fetched_bytes
 
     def restore_bytes(self) -> int:
-        """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots.
+        """Return the bytes of the two largest snapshots plus twice the bytes of all deltas after snapshots.
 
-        A journal lists all copies of a member, so without it all of them are restored. Processes that have read it
-        notice the damage only when they continue in a new journal. So journals of both members may be due at once.
+        A journal lists all copies of a member, so its loss restores all of them. Processes that have read it notice the
+        damage only when they continue in a new journal. So journals of both members may be lost at once.
         """
         entries = self.world.log().manifest.entries.values()
         snapshots = sorted(entry.snapshot.length for entry in entries if entry.snapshot is not None)
@@ -184,7 +190,7 @@ class _Query:
         return sum(2 * snapshots if self.is_journal_harmed else snapshots[-2:]) + 2 * sum(link.length for link in links)
 
     def fault(self) -> str:
-        """Compare the state in the store with the model."""
+        """Return how the state in the store differs from the model, or an empty text if it does not."""
         contents = CommittedState(self.load.operator, self.world.memory, self.world.home.root, self.folder)
         try:
             return "" if self.load.read(contents) == self.load.held() else "wrong state in the store"
@@ -195,27 +201,27 @@ class _Query:
                 shutil.rmtree(read)
 
 
-def _run(plan: Plan, told: Connection) -> None:
-    """Run the trials up to the first fault, and tell of each."""
+def _run(plan: Plan, results: Connection) -> None:
+    """Run the trials until the first fault, and send each trial to the parent process."""
     with ExitStack() as stack:
         pools = [stack.enter_context(FORK.Pool(1, lambda: _name_by(os.getpid()))) for _ in range(plan.processes)]
         _name_by(plan.seed)
         query = _Query(Path(stack.enter_context(tempfile.TemporaryDirectory())), plan, pools)
         for number in range(plan.trials):
             trial = query.trial(number)
-            told.send(trial)
+            results.send(trial)
             if trial.fault:
                 break
 
 
 def _name_by(seed: int) -> None:
-    """Draw the names of files and folders from a seed: which file is damaged depends on their order."""
+    """Draw the names of files and folders from a seed, because the order of the names decides which file is damaged."""
     chance = random.Random(seed)
     uuid.uuid4 = lambda: uuid.UUID(int=chance.getrandbits(128), version=4)
 
 
 def run_trials(plan: Plan) -> list[Trial]:
-    """Return what became of each trial. The last one has a fault if the process died or stopped in it."""
+    """Run the trials of a plan and return them. The last one has a fault if the process died or hung in it."""
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_run, args=(plan, theirs))
     process.start()

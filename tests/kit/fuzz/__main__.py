@@ -33,11 +33,11 @@ from tests.kit.fuzz.kept_values import keep
 from tests.kit.fuzz.mutations import mutated
 
 HANG_SECONDS = 10.0
-"""Of the processor's time that one input may take."""
+"""The most processor time that one input may take."""
 BLOCKED_SECONDS = 60.0
-"""Of the clock's, for one that waits and computes nothing; more, for a busy machine lets all of them wait."""
+"""The most time that one input may take by the clock. It is longer, because a busy machine lets all processes wait."""
 MEMORY_BYTES = 1 << 30
-"""That a decoder may take beside what its process has to begin with."""
+"""The most memory that a decoder may use in addition to the memory of its process at the start."""
 _FINDINGS_MOST = 8
 _ERRORS_MOST = 4000
 _INPUT_MOST = 1 << 20
@@ -47,12 +47,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 Seeds = Mapping[str, Sequence[bytes]]
 Feed = Callable[["Judge", Seeds], None]
-"""Gives a judge its inputs, in a child of its own."""
+"""A function that gives a judge its inputs. It runs in the child process."""
 
 
 @dataclass
 class Outcome:
-    """The result of one decoder's inputs: ``refusal`` is the last one, ``traces`` are unexpected errors."""
+    """The result of one decoder: ``refusal`` is its last refusal, ``traces`` belong to unexpected errors."""
 
     decoder: str
     inputs: int = 0
@@ -65,7 +65,7 @@ class Outcome:
 
 @dataclass
 class Judge:
-    """Feed inputs to a decoder, record the number of the current one, and report those that did harm."""
+    """Feeds inputs to a decoder, writes the number of the current input to the board, and reports findings."""
 
     decoder: Decoder
     numbers: range
@@ -74,8 +74,8 @@ class Judge:
     report: TextIO
     _at: int = 0
     _refused: int = 0
-    _why: str = ""
-    _found: set[str] = field(default_factory=set)
+    _last_refusal: str = ""
+    _problems: set[str] = field(default_factory=set)
 
     def __call__(self, data: bytes) -> None:
         """Feed one input; exit the process after the last one."""
@@ -86,30 +86,30 @@ class Judge:
             self.decoder.decode(data)
         except RiffleError as refused:
             self._refused += 1
-            self._why = f"{type(refused).__name__}: {refused}"
+            self._last_refusal = f"{type(refused).__name__}: {refused}"
         except BaseException as error:  # noqa: BLE001 - that is what is looked for
-            self._tell(number, _said(error), data)
+            self._report_problem(number, _error_text(error), data)
         self._at += 1
-        if self._at == len(self.numbers) or len(self._found) >= _FINDINGS_MOST:
+        if self._at == len(self.numbers) or len(self._problems) >= _FINDINGS_MOST:
             self._leave()
 
-    def _tell(self, number: int, problem: str, data: bytes) -> None:
-        if problem not in self._found:
-            self._found.add(problem)
+    def _report_problem(self, number: int, problem: str, data: bytes) -> None:
+        if problem not in self._problems:
+            self._problems.add(problem)
             finding = f"{self.decoder.name}, input {number} of seed {self.seed}: {problem}"
             trace = traceback.format_exc()[-_ERRORS_MOST:]
             self.report.write(json.dumps({"finding": finding, "input": data.hex(), "trace": trace}) + "\n")
             self.report.flush()
 
     def _leave(self) -> None:
-        self.report.write(json.dumps({"refused": self._refused, "why": self._why}) + "\n")
+        self.report.write(json.dumps({"refused": self._refused, "why": self._last_refusal}) + "\n")
         self.report.flush()
         forget_scratch()
         os._exit(0)
 
 
 def unguided(judge: Judge, seeds: Seeds) -> None:
-    """Feed the real encodings first, then inputs made of them, each by its number."""
+    """Feed the real encodings first, and then mutations of them. The number of an input determines its bytes."""
     own = seeds[judge.decoder.name]
     other_seeds = others_in(seeds)
     for number in judge.numbers:
@@ -118,12 +118,15 @@ def unguided(judge: Judge, seeds: Seeds) -> None:
 
 
 def others_in(seeds: Seeds) -> list[bytes]:
-    """Return some encodings of every kind."""
+    """Return the first three encodings of every decoder."""
     return [data for of in seeds.values() for data in of[:3]]
 
 
 def main(arguments: Sequence[str] | None = None, guided: Feed | None = None) -> int:
-    """Run the fuzzer; return 1 if a decoder misbehaved. ``guided`` is set if a guided fuzzer is installed."""
+    """Run the fuzzer and return 1 if there is a finding.
+
+    ``guided`` is the feed of the guided fuzzer, if there is one.
+    """
     parser = argparse.ArgumentParser("./run fuzz", description=__doc__)
     parser.add_argument("--guided", action="store_true", help="led by the coverage of riffle_spark, with atheris")
     parser.add_argument("--inputs", type=int, default=100_000, help="of all decoders together")
@@ -172,7 +175,7 @@ def main(arguments: Sequence[str] | None = None, guided: Feed | None = None) -> 
 
 
 def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
-    """Seal and read ``count`` generated examples; return 1 if one came back changed."""
+    """Seal and read ``count`` generated examples. Return 1 if a value changed."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -195,7 +198,7 @@ def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
 
 
 def _replayed(decoder: Decoder, data: bytes) -> int:
-    """Feed one input to a decoder under the usual watch; print the outcome, and return 1 for a finding."""
+    """Feed one input to a decoder within the usual limits, print the outcome, and return 1 for a finding."""
     outcome = fuzzed(decoder, {decoder.name: []}, 1, 0, lambda judge, _: judge(data))
     if outcome.findings:
         print(*outcome.traces, f"a finding: {outcome.findings[0]}", sep="\n")
@@ -218,7 +221,7 @@ def _keep(outcome: Outcome, folder: Path) -> None:
 
 
 def fuzzed(decoder: Decoder, seeds: Seeds, count: int, seed: int, feed: Feed = unguided) -> Outcome:
-    """Feed inputs to a decoder; start another child process after each that dies."""
+    """Feed inputs to a decoder. After each input that ends the child process, another child continues."""
     outcome = Outcome(decoder.name)
     first = 0
     with mmap.mmap(-1, _HEADER.size + _INPUT_MOST) as board:
@@ -231,7 +234,7 @@ def fuzzed(decoder: Decoder, seeds: Seeds, count: int, seed: int, feed: Feed = u
 
 
 def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
-    """Run a child until it ends or hangs; return the number of the next input."""
+    """Run a child until it ends or hangs. Return the number of the next input."""
     board = judge.board
     _HEADER.pack_into(board, 0, judge.numbers.start, 0)
     with tempfile.TemporaryFile("w+") as errors:
@@ -270,7 +273,10 @@ def _ending(status: int) -> str:
 
 
 def _watched(child: int, board: mmap.mmap) -> str:
-    """Wait for a child. Kill it if one input takes too much CPU time or too long, and return which limit it was."""
+    """Wait for a child.
+
+    Kill it and return the exceeded limit if one input takes too much processor time or too long.
+    """
     current = -1
     since = 0.0
     began = 0.0
@@ -301,7 +307,7 @@ def _processor_seconds(process: int) -> float:
 
 
 def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
-    """Run as the child process; never return."""
+    """Feed the inputs as the child process, with limited memory. It never returns."""
     try:
         pa.set_memory_pool(pa.system_memory_pool())
         pa.set_cpu_count(1)
@@ -318,8 +324,8 @@ def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
         os._exit(1)
 
 
-def _said(error: BaseException) -> str:
-    """Return the class and the place of an error."""
+def _error_text(error: BaseException) -> str:
+    """Return the class, the place in riffle_spark, and the text of an error."""
     package = f"{CHECKOUT}/riffle_spark/"
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]
     place = f"{ours[-1].filename.removeprefix(package)}:{ours[-1].lineno}" if ours else "?"

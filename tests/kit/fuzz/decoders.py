@@ -1,5 +1,6 @@
-"""Every decoder of stored bytes and of bytes that cross processes, with real encodings as seeds. Other modules make the
-inputs and watch the decoders.
+"""Every decoder of stored bytes and of bytes that cross processes, with real encodings as seeds.
+
+Other modules make the inputs and watch the decoders.
 """
 
 from __future__ import annotations
@@ -91,24 +92,24 @@ __all__ = ["DECODERS", "Decoder"]
 
 _ARCHIVE = DATA / "roots" / "0.1-format1" / "root.tar.gz"
 _MOST = 24
-"""So many real encodings of a kind are enough to begin from."""
+"""The most real encodings per kind."""
 _UNPACKED_MOST = 1 << 20
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A reader of bytes of one kind. It may raise only errors of riffle_spark."""
+    """A function that reads bytes of one kind. It may raise only errors of riffle_spark."""
 
     name: str
     decode: Callable[[bytes], object]
     seeds: Callable[[], list[bytes]]
     sealed: Callable[[bytes], bytes] = bytes
-    """Puts the right checksum on what was changed behind it, where there is one."""
+    """Replaces the checksum of an encoding by the right one, if the encoding has a checksum."""
 
 
 @cache
 def _archived() -> Mapping[str, bytes]:
-    """Return the files of a root that an earlier version wrote, by name."""
+    """Return the files of a root that an earlier version wrote, by their names."""
     with tarfile.open(_ARCHIVE) as packed:
         files = [(member.name, packed.extractfile(member)) for member in packed if member.isfile()]
         return {name: file.read() for name, file in files if file is not None}
@@ -117,11 +118,16 @@ def _archived() -> Mapping[str, bytes]:
 def _records() -> list[bytes]:
     records = [data for name, data in _archived().items() if name.startswith("state/log/")]
     decoded = [decode(data, "seed") for data in records[:: max(1, len(records) // _MOST)]]
-    return [*records[:_MOST], *map(encode, decoded), encode(_told(decoded[-1])), encode(_with_blocks(decoded[-1]))]
+    return [
+        *records[:_MOST],
+        *map(encode, decoded),
+        encode(_with_all_fields(decoded[-1])),
+        encode(_with_blocks(decoded[-1])),
+    ]
 
 
 def _with_blocks(record: Record) -> Record:
-    """Return a record of the newest format: its links are in blocks, and it refers to other records."""
+    """Return a record of the newest format, whose links are in blocks and which refers to other records."""
 
     def in_block(link: Link, key_group: int) -> Link:
         return link_in_block(link.head, key_group, link.head.version, link.rows, Block(1_000, 50), link.merged)
@@ -132,10 +138,10 @@ def _with_blocks(record: Record) -> Record:
     }
     sequence = max(record.sequence, 20)
     between = (sequence - 8, sequence - 4)
-    return replace(_told(record), sequence=sequence, full=sequence - 16, between=between, entries=entries)
+    return replace(_with_all_fields(record), sequence=sequence, full=sequence - 16, between=between, entries=entries)
 
 
-def _told(record: Record) -> Record:
+def _with_all_fields(record: Record) -> Record:
     """Return a record with a value in every field."""
     orders = {
         "drained": ["m1"],
@@ -270,7 +276,7 @@ def _parts() -> list[bytes]:
 
 
 def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] | None = None) -> None:
-    """Read a part as every reader does, and visit all of its values."""
+    """Read a part as all readers do, and validate all of its values."""
     table = part_codec.decode(data, part_codec.checksum(data), "part", decrypted)
     rows = pa.array(range(min(table.num_rows, 100)), pa.int64())
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
@@ -280,7 +286,7 @@ def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] |
 
 
 def _block(data: bytes) -> None:
-    """Read a block file as a stack does, with its right checksum or a wrong one."""
+    """Read a block file as a stack reads it. Its checksum may be wrong."""
     try:
         checksum_of_block(pa.py_buffer(data))
         rows, index = read_index(pa.py_buffer(data))
@@ -322,7 +328,7 @@ def _encrypted_parts() -> list[bytes]:
 
 
 def _keys(text: str, where: str) -> None:
-    """Read a list of keys without calling KMS for wrapped ones, and use the result."""
+    """Read a list of keys, without a call of KMS for wrapped keys, and use the result."""
     keys = parse_keys(text, where, lambda wrapped: wrapped)
     repr(keys)
     keys.decrypt(keys.new_encryption()(b"a part", PLACE), PLACE, "part")
@@ -334,7 +340,7 @@ def _keys_of_file(path: Path) -> None:
 
 
 def _keys_of_variable(data: bytes) -> None:
-    """Read keys from an environment variable, which ends at its first NUL and need not be text."""
+    """Read keys from an environment variable. Its value ends at its first NUL and need not be valid text."""
     os.environb[b"RIFFLE_FUZZ_KEYS"] = data.partition(b"\0")[0]
     _keys(read_key_source("env:RIFFLE_FUZZ_KEYS"), "env:RIFFLE_FUZZ_KEYS")
 
@@ -372,7 +378,7 @@ def _schema_text(data: bytes) -> None:
 
 
 def _object(data: bytes) -> dict[str, str]:
-    """Return a JSON object of texts, as a record has in place of a schema."""
+    """Return a JSON object of texts, which is the form of a schema in a record."""
     with suppress(ValueError, RecursionError):
         body = json.loads(data)
         if isinstance(body, dict) and all(isinstance(value, str) for value in body.values()):
@@ -533,12 +539,12 @@ def _text_of(parse: Callable[[str], object]) -> Callable[[bytes], object]:
 
 @cache
 def _scratch() -> Path:
-    in_memory = Path("/dev/shm")  # where there is none, files are synced
+    in_memory = Path("/dev/shm")  # on other systems each write to a file is synced
     return Path(tempfile.mkdtemp(prefix="riffle-fuzz-", dir=in_memory if in_memory.is_dir() else None))
 
 
 def forget_scratch() -> None:
-    """Remove the files that were written for decoders of files."""
+    """Remove the files that were written for decoders that read files."""
     if _scratch.cache_info().currsize:
         shutil.rmtree(_scratch(), ignore_errors=True)
         _scratch.cache_clear()
@@ -564,7 +570,7 @@ def _packed_scenarios() -> list[bytes]:
 
 
 def _sealed_gzip(data: bytes) -> bytes:
-    """Compress again what can be unpacked, so that its checksum and length are right."""
+    """Return a gzip file with a right checksum and length, if its content can be unpacked."""
     with suppress(zlib.error):
         return gzip.compress(zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[10:], _UNPACKED_MOST), mtime=0)
     return data
@@ -623,7 +629,7 @@ def _confs() -> list[bytes]:
 
 
 def _settings_of_a_call(data: bytes) -> None:
-    """Read settings that a program passes, with values of any JSON type."""
+    """Read settings that a program passes. Their values may have any JSON type."""
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,5 +1,6 @@
-"""Encryption frames around parts, as docs/formats.md specifies them, with a fixed salt and nonce and a valid tag. A
-fuzzer cannot guess a valid tag.
+"""Encryption frames of parts, as docs/formats.md specifies them, with a fixed salt and nonce.
+
+They have valid tags, which a fuzzer cannot guess.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _NONCE = b"0123456789ab"
 _USES = {1: b"riffle part", 2: b"riffle part 2"}
 _TEXTS = {1: PLACE.text_1, 2: PLACE.text}
 _COUNTER = (2).to_bytes(4, "big")
-"""At which GCM begins to encrypt."""
+"""The counter with which GCM encrypts the first block."""
 
 
 def framed(plain: bytes, name: str = "2026", frame: int = 2) -> bytes:
-    """Return the frame of a part, in this version."""
+    """Return the frame of a part in the frame version ``frame``, encrypted with the key ``name``."""
     check = _derived(_BY_ID[name], b"", b"riffle check")[:8]
     header = b"%s%c%s%s%s%s" % (b"RFE%d" % frame, len(name), name.encode(), check, _SALT, _NONCE)
     gcm = AESGCM(_derived(_BY_ID[name], _SALT, _USES[frame]))
@@ -39,7 +40,7 @@ def framed(plain: bytes, name: str = "2026", frame: int = 2) -> bytes:
 
 
 def retagged(data: bytes) -> bytes:
-    """Return an altered frame with a tag that fits, even for an altered header. Without a key, return it unchanged."""
+    """Return an altered frame with a valid tag. If the key is unknown, return the frame unchanged."""
     after = _ID_AT + (data[_ID_AT - 1] if len(data) >= _ID_AT else 0)
     start = after + _AFTER_ID
     key = _BY_ID.get(data[_ID_AT:after].decode("ascii", "replace"))

@@ -1,6 +1,6 @@
 """``./run fuzz --guided``: atheris (libFuzzer) makes the inputs, guided by the coverage of riffle_spark.
 
-The judge runs each input, so libFuzzer itself sees no finding and continues.
+The judge catches the errors of each input, so libFuzzer sees no finding and continues.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import atheris  # type: ignore[import-untyped] # not in the pinned environment
 
-# Modules of riffle_spark that are imported in here have counters, those before and after have none.
+# Coverage is counted only in modules of riffle_spark that are imported in this block.
 with atheris.instrument_imports(include=["riffle_spark"]), contextlib.redirect_stderr(io.StringIO()):
-    import riffle_spark.state.objects.s3  # noqa: F401 - else it is imported when an address asks for it
+    import riffle_spark.state.objects.s3  # noqa: F401 - otherwise the first S3 URL imports it
     from tests.kit.fuzz.__main__ import main, others_in
     from tests.kit.fuzz.mutations import varied
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _SMALLEST_LIMIT = 4096
 _OWN_SIGNALS = ("abrt", "bus", "fpe", "ill", "int", "segv", "term", "usr1", "usr2", "xfsz")
 _NEVER_SECONDS = 1_000_000
-# The watcher has its own bounds, and tells by which signal a child ended. No time at all would not mean any time: then
+# The watcher has other limits, and reports the signal that ended a child. A limit of 0 s does not mean "none": with it,
+# atheris ends the process at the next tick of its clock.
 # atheris ends the process at a tick of its clock.
 _LEFT_TO_THE_WATCHER = [
     f"-timeout={_NEVER_SECONDS}",
@@ -42,8 +43,9 @@ _LEFT_TO_THE_WATCHER = [
 
 
 def led(folder: Path) -> Feed:
-    """Return a feed in which libFuzzer makes the inputs. It stores inputs with new coverage in ``folder``, and the next
-    child starts with these.
+    """Return a feed in which libFuzzer makes the inputs.
+
+    It stores inputs with new coverage in ``folder``, and the next child starts with these.
     """
 
     def feed(judge: Judge, seeds: Seeds) -> None:

@@ -1,8 +1,8 @@
-"""Seal and read generated columns without Spark, and compare the bytes of each value with those that came in.
+"""Seal and read generated columns without Spark, and compare the bytes of each value before and after.
 
 Each run is a query in a harness. Its rows have a generated key column, sometimes a generated order column, and many
 generated value columns. The first batch stores rows by key. All copies are lost, the query starts again, and the second
-batch returns the stored rows as output and stores them once more. A third batch reads what the second one stored.
+batch returns the stored rows as output and stores them once more. A third batch reads the rows of the second one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VALUES_A_RUN = 48
 
 @dataclass
 class Kept:
-    """The numbers of examples that were sealed and read, by variant, and the examples that came back changed."""
+    """The result: the number of examples that were sealed and read, by variant, and the examples that changed."""
 
     examples: int = 0
     by_variant: dict[str, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Kept:
 
 
 def keep(count: int, seed: int, keys: str | None = None) -> Kept:
-    """Seal and read so many examples and return the outcome. If ``keys`` is set, every second run is encrypted."""
+    """Seal and read ``count`` examples and return the result. If ``keys`` is set, every second run is encrypted."""
     result = Kept()
     number = 0
     while result.examples < count and len(result.findings) < 8:
@@ -96,7 +96,7 @@ def _can_be_order(kind: pa.DataType) -> bool:
 
 
 def _latest(schema: pa.Schema) -> ArrowFunction:
-    """Return a function that stores the last row of each key and returns what it had stored."""
+    """Return a function that stores the last row of each key and returns the row that was stored before."""
 
     def latest(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         return state, _last_of_keys(rows).select(state.column_names)

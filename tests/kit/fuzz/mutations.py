@@ -1,4 +1,4 @@
-"""Hostile inputs made of real encodings: bit flips, truncations, splices, inserted lengths, other kinds, other JSON."""
+"""Mutations of real encodings: bit flips, truncations, splices, inserted lengths, parts of other kinds, other JSON."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ Chance = random.Random
 
 
 _SEALED = 0.8
-"""Of the inputs that a guided fuzzer makes: what is behind a checksum is not reached with a wrong one."""
+"""The share of guided inputs that get a right checksum. Without one, the code after the check is never reached."""
 
 
 def mutated(chance: Chance, seeds: Sequence[bytes], other_seeds: Sequence[bytes]) -> bytes:
-    """Return an input made of one of ``seeds``; ``others`` are encodings of other kinds."""
+    """Return a mutation of one of ``seeds``. ``other_seeds`` are encodings of other kinds."""
     return _mutated(chance, chance.choice(seeds), seeds, other_seeds)
 
 
@@ -57,10 +57,10 @@ def varied(
     bits: Callable[[bytes], bytes],
     sealed: Callable[[bytes], bytes],
 ) -> bytes:
-    """Return an input made mostly of ``data``, which had new coverage.
+    """Return a mutation, mostly of ``data``, which had new coverage.
 
-    ``kinds`` are ``seeds`` and ``others`` of ``mutated``. ``bits`` is the fuzzer's own mutation of bytes, which uses
-    its comparisons; ``sealed`` adds the right checksum.
+    ``kinds`` are ``seeds`` and ``other_seeds`` of ``mutated``. ``bits`` is the byte mutation of libFuzzer, which uses
+    the comparisons that it saw. ``sealed`` adds the right checksum.
     """
     way = chance.random()
     if way < 0.4:
@@ -98,7 +98,7 @@ def _overwritten(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
 
 
 def _number(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
-    """Overwrite bytes with a number that may be read as a length, count or offset, at an aligned or any position."""
+    """Overwrite bytes with a number that may be read as a length, count or offset, mostly at an aligned position."""
     layout, width = chance.choice((("<q", 8), ("<i", 4), ("<h", 2)))
     position = _place(chance, data)
     position -= position % width if chance.random() < 0.7 else 0
@@ -151,7 +151,7 @@ _WAYS: tuple[Callable[[Chance, bytes, Sequence[bytes]], bytes], ...] = (
 
 
 def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | None:
-    """Return lines of JSON with some values replaced, ``None`` if there is no JSON."""
+    """Return lines of JSON with some values replaced, or ``None`` if the drawn line is not JSON."""
     lines = data.split(b"\n")
     index = chance.randrange(len(lines))
     try:
@@ -160,13 +160,13 @@ def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | 
         for _ in range(chance.choice((1, 1, 2, 4))):
             body = _changed(chance, body, parsed)
         lines[index] = json.dumps(body).encode(errors="surrogatepass")
-    except (ValueError, RecursionError):  # nested as deep as some scraps are
+    except (ValueError, RecursionError):  # some scraps are nested too deeply
         return None
     return b"\n".join(lines)
 
 
 def _changed(chance: Chance, body: object, donor: object) -> object:
-    """Return a JSON tree with one node changed, at any depth."""
+    """Return a JSON tree with one changed node at any depth."""
     inner = isinstance(body, dict | list) and len(body) > 0 and chance.random() < 0.85
     if isinstance(body, dict) and inner:
         name = chance.choice(list(body))

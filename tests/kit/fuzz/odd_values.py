@@ -1,5 +1,7 @@
-"""Columns of every type that state can hold, with rare values: invalid text, NULL structs of NOT NULL fields, columns
-without a type, extremes, and numbers beyond the limits of their type.
+"""Columns of every type that state can hold, with rare values.
+
+Such values are invalid text, NULL structs of NOT NULL fields, columns without a type, extremes, and numbers beyond the
+limits of their type.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ __all__ = ["VARIANTS", "Example", "drawn_example", "raw_values"]
 
 ROWS = 6
 VARIANT = pa.struct([pa.field(name, pa.binary(), nullable=False) for name in ("value", "metadata")])
-"""Spark's variant in Arrow."""
+"""The Arrow type of Spark's variant."""
 VARIANTS = ("usual", "null", "not_null", "void", "invalid_text", "extreme", "beyond")
 _INVALID = (b"caf\xe9", b"\xff", b"\x80\x00", b"a\xed\xa0\x80", b"\xc0\xaf", b"\x00\xe9", b"\xf4\x90\x80\x80")
 _VALID = (b"", b"a", b"\x00", "é".encode(), "\U0001f600".encode(), b"x" * 300)
@@ -44,7 +46,7 @@ class Example(NamedTuple):
 
 
 def drawn_example(chance: random.Random, name: str, *, nested: bool = True) -> Example:
-    """Return a column of ``ROWS`` values of a random type. Without ``nested`` the type is one that keys can have."""
+    """Return a column of ``ROWS`` values of a random type. If ``nested`` is not set, keys can have that type."""
     variant = (
         chance.choice(VARIANTS)
         if nested
@@ -84,7 +86,7 @@ def _drawn(chance: random.Random, kind: pa.DataType, count: int, variant: str, *
     if types.is_null(kind):
         return pa.nulls(count)
     if types.is_struct(kind):
-        # Below a NULL struct there are NULLs, also of fields that are NOT NULL: so Spark's Arrow columns have it.
+        # As in Spark's Arrow columns, all fields of a NULL struct are NULL, also those that are NOT NULL.
         fields = [_drawn(chance, field_.type, count, variant, may_be_null=field_.nullable) for field_ in kind]
         hidden = [_with_nulls(field, nulls) for field in fields]
         return pa.Array.from_buffers(kind, count, [valid], children=hidden)
@@ -101,7 +103,7 @@ def _drawn(chance: random.Random, kind: pa.DataType, count: int, variant: str, *
 
 
 def _elements(chance: random.Random, kind: pa.DataType, count: int, variant: str) -> pa.Array:
-    """Return elements of lists, or entries of maps, which may repeat a key."""
+    """Return the elements of lists, or the entries of maps, in which a key may repeat."""
     if not types.is_map(kind):
         return _drawn(chance, kind.value_type, count, variant, may_be_null=kind.value_field.nullable)
     keys = _drawn(chance, kind.key_type, count, variant, may_be_null=False)
@@ -147,9 +149,10 @@ def _number(chance: random.Random, kind: pa.DataType, width: int, variant: str) 
 
 
 def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
-    """Return each value as its bytes in Arrow, lists and structs as such values, and ``None`` for NULL.
+    """Return the bytes of each value in Arrow. Lists and structs become lists of such values, and NULL becomes
+    ``None``.
 
-    Offsets do not count: a text is the same with 32-bit and with 64-bit offsets.
+    Offsets are left out, so a text has the same bytes with 32-bit and with 64-bit offsets.
     """
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
     kind = array.type

@@ -1,4 +1,4 @@
-"""Inputs that other programs make: a server's answers to S3 calls, and arbitrary file names in a member's folder."""
+"""Inputs that other programs make: answers of a server to S3 calls, and file names in a member's folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ANSWERS = [
     b"412\n",
     b"206\nbytes",
 ]
-"""A status, and a body."""
+"""An answer: its status, a newline, and its body."""
 _NAMES_MOST = 24
 _ATTEMPT = b"1-" + b"ab" * 16
 NAMES_IN_A_FOLDER = [
@@ -62,7 +62,7 @@ NAMES_IN_A_FOLDER = [
 
 
 def read_answer(data: bytes) -> None:
-    """Make every kind of S3 call, each with this answer."""
+    """Make every kind of S3 call. Each gets this answer."""
     status, _, body = data.partition(b"\n")
     store = answering(int(status) if status.isdigit() and len(status) == 3 else 200, body)
     for call in (
@@ -79,16 +79,16 @@ def read_answer(data: bytes) -> None:
 
 
 def answering(status: int, body: bytes) -> S3Store:
-    """Return store ``p`` of a server that answers all requests with this, until another answer is set."""
+    """Return a store whose server answers every request in this way until ``answering`` is called again."""
     _answer[:] = [status, body]
-    s3_client._create_client = _client_of  # private: a new client is the same one
+    s3_client._create_client = _client_of  # private: every new client is the fake client
     return S3Store("bucket", "p", _OPTIONS)
 
 
 _answer: list[Any] = [200, b""]
 
 
-_real_client = s3_client._create_client  # private: what a new client after a refusal would be
+_real_client = s3_client._create_client  # private: the function that makes real clients
 
 
 def _client_of(options: StoreOptions) -> Any:
@@ -112,7 +112,7 @@ def _answered(request: Any, **_: object) -> AWSResponse:
 
 
 def read_folder(data: bytes, folder: Path) -> None:
-    """Read a member's folder with all of its readers. Each file in it contains its own name."""
+    """Read a member's folder with all of its readers. Each file contains its own name."""
     member = folder / "m0123456789ab"
     shutil.rmtree(member, ignore_errors=True)
     member.mkdir(parents=True)

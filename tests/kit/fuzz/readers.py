@@ -1,5 +1,6 @@
-"""The decoders that reach each file which reads external bytes or text, or the reason why none has to. A test compares
-the table with the code.
+"""The decoders that cover each file which reads external bytes or text, or the reason why a file needs none.
+
+A test compares this table with the code.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ READS = re.compile(
     r"(?:json|tomllib|pickle)\.loads\(|Serializer\(\)\.loads\(|b64decode\(|open_stream\(|\bopen_file\(|read_schema\(|"
     r"unpack_from\(|decompress\(|gzip\.open\(|input_stream\(pa\.|HTTPConnection\(|parse_response\(|fromstring\("
 )
-"""What reads in Python and Arrow. Names of files and objects, and answers that boto3 has read, have no such mark: their
-decoders are `names`, `folder of a member` and `answer of S3`.
+"""The calls that read external bytes in Python and Arrow.
+
+Object names, file names and answers that boto3 has parsed have no such call. Their decoders are `names`, `folder of a
+member` and `answer of S3`.
 """
 
 _OF_SPARK = "Spark's JVM tells it in this process, and has read it itself"

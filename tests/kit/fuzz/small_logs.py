@@ -1,5 +1,6 @@
-"""Whole logs as lines of JSON, each with a record's number and body. Checksums, lengths and the digests that link the
-records are right.
+"""Whole logs as lines of JSON. Each line has the number and the body of a record.
+
+Checksums, lengths and the digests that link the records are always right.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def framed_record(body: bytes) -> bytes:
 
 
 def small_logs(records: Sequence[Record]) -> list[bytes]:
-    """Return the log of these records, and the log of the first one alone."""
+    """Return two logs: one of all these records, and one of the first record alone."""
     bodies = (
         pa.input_stream(pa.BufferReader(encode(record).split(b"\n", 1)[1]), compression="zstd") for record in records
     )
@@ -54,8 +55,9 @@ def small_logs(records: Sequence[Record]) -> list[bytes]:
 
 
 def read_log(data: bytes, folder: Path) -> None:
-    """Read a root of files as ``riffle verify`` does, then open and use its log as a driver and as a rollback do. The
-    root is a temporary folder, which is deleted.
+    """Read a log as ``riffle verify``, as a driver and as a rollback read it.
+
+    The root is a temporary folder, which is deleted.
     """
     with TemporaryDirectory(dir=folder) as root:
         _read(DirectoryStore(Path(root)), data, f"file://{root}")
@@ -82,7 +84,7 @@ def _read(store: ObjectStore, data: bytes, root: str) -> None:
 
 
 def _put(store: ObjectStore, line: bytes, previous: bytes) -> bytes:
-    """Put the record of a line; return its bytes."""
+    """Put the record of a line into the store and return its bytes."""
     try:
         number, body = json.loads(line)
         if isinstance(body, dict) and isinstance(body.get("previous"), str):

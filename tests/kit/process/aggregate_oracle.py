@@ -1,4 +1,4 @@
-"""The results of ``aggregate``'s functions over the values of one key, in plain Python."""
+"""The functions of ``aggregate`` over the values of one key, in plain Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXACT = Context(prec=120, rounding=ROUND_HALF_UP)
 
 
 def comparable(values: object) -> object:
-    """Make NaN equal to itself."""
+    """Return values in which each NaN is replaced by a text, so that it equals another NaN."""
     if isinstance(values, dict):
         return {name: comparable(value) for name, value in values.items()}
     return "NaN" if isinstance(values, float) and math.isnan(values) else values
@@ -42,20 +42,20 @@ def _mean(values: list[Any]) -> Any:
     return _EXACT.quantize(_EXACT.divide(_sum(values), Decimal(len(values))), Decimal((0, (1,), -places)))
 
 
-def _known(reduce: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def _or_null(reduce: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return lambda values: reduce(_present(values)) if _present(values) else None
 
 
 ORACLE: dict[str, Callable[[list[Any]], Any]] = {
     "rows": len,
     "present": lambda values: len(_present(values)),
-    "least": _known(lambda values: min(values, key=_rank)),
-    "greatest": _known(lambda values: max(values, key=_rank)),
+    "least": _or_null(lambda values: min(values, key=_rank)),
+    "greatest": _or_null(lambda values: max(values, key=_rank)),
     "first": operator.itemgetter(0),
     "last": operator.itemgetter(-1),
-    "first_present": _known(operator.itemgetter(0)),
-    "last_present": _known(operator.itemgetter(-1)),
-    "total": _known(_sum),
-    "average": _known(_mean),
+    "first_present": _or_null(operator.itemgetter(0)),
+    "last_present": _or_null(operator.itemgetter(-1)),
+    "total": _or_null(_sum),
+    "average": _or_null(_mean),
 }
-"""By the name of a result, the function of a key's values in the order of the rows."""
+"""The functions by the names of their results. Each takes the values of a key in the order of the rows."""

@@ -1,4 +1,4 @@
-"""A count per window and key, as a stage of a wrapped query is: rows have the end of their window for a key."""
+"""A count per window and key, as in a stage of a wrapped query. The end of its window is part of a row's key."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ Mode = Literal["update", "append", "complete"]
 
 @dataclass(frozen=True)
 class CountedWindows:
-    """In append mode windows are answered when they end, in complete mode all of them in each batch."""
+    """Counts rows per key.
+
+    Append mode returns each window once, when it ends. Complete mode returns all windows per batch.
+    """
 
     mode: Mode = "update"
     per_key_group: bool = False
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - as computations are asked
-        """Declare the count; windows go at their end, unless all of them are answered each time."""
+        """Declare the count. Windows expire at their end, except in complete mode."""
         declared = Declared(STATE, pa.schema([*key, *STATE]), (), per_key_group=self.per_key_group)
         if self.mode == "complete":
             return replace(declared, whole=True)
         return replace(declared, due="end", time_mode="EventTime")
 
     def __call__(self, batch: Batch) -> Update:
-        """Count; keys without rows are answered as they are."""
+        """Add the rows to the counts. Except in append mode, return the counts of all keys of the batch."""
         row_counts = np.bincount(batch.codes, minlength=batch.keys.num_rows)
         counts = batch.state["n"].fill_null(0).to_numpy() + row_counts
         touched = np.flatnonzero(row_counts)
@@ -43,7 +46,7 @@ class CountedWindows:
         return Update(output.slice(0, 0) if self.mode == "append" else output, touched, state, touched[:0])
 
     def expire_keys(self, batch: Batch) -> Update:
-        """Let windows go; in append mode they are answered."""
+        """Delete expired windows, and return them in append mode."""
         output, nothing = _answered(batch.keys, batch.state["n"].to_numpy()), np.empty(0, np.int64)
         return Update(
             output if self.mode == "append" else output.slice(0, 0), nothing, STATE.empty_table(), deleted=nothing
@@ -55,7 +58,7 @@ def _answered(keys: pa.Table, counts: npt.NDArray[Any]) -> pa.Table:
 
 
 def rows_of(*times: tuple[int, str], length: int = 10) -> pa.Table:
-    """Return rows, given as (second, key), with the ends of their windows."""
+    """Return rows with the ends of their windows. ``times`` are pairs of second and key."""
     ends = [(second - second % length + length) * 1_000_000 for second, _ in times]
     columns = [ends, [key for _, key in times]]
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, KEY, strict=True)], schema=KEY)

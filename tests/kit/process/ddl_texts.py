@@ -1,4 +1,4 @@
-"""Texts of schemas: many that Spark's parser takes, many that it refuses, and what it takes and riffle does not."""
+"""DDL texts of schemas: some that Spark's parser accepts, some that it refuses, and some that only riffle refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIMPLE = [
 NAMES = ["a", "B", "_x", "a1", "1a", "col_2", "`a b`", "`c``d`", "`1`", "select", "comment", "not", "int"]
 TAILS = ["", "", "", " not null", " NOT NULL", " comment 'its a, b'", ' NOT NULL COMMENT "x"', " COMMENT 'é\\' )'"]
 REFUSED_FIRST = ["a int comment 'it''s'"]
-"""Texts that newer Sparks take, and no riffle."""
+"""Texts that newer versions of Spark accept and that riffle always refuses."""
 REFUSED = [
     "a", "a int,", ",a int", "a int b int", "a: int b: int", "a int not", "a int null",
     "a int comment", "a int comment x", "a array<int", "a array<>", "a map<int>", "a map<int,int,int>", "a struct<int>",
@@ -30,11 +30,11 @@ NOT_KEPT = [
     "a interval", "a interval year", "a interval year to month", "a variant", "a string collate utf8_lcase", "", " ",
     "`` int", "a char(5)", "a character(1)", "a varchar(20)", "a array<char(5)>", "varchar(3)",
 ]  # fmt: skip
-"""What Spark takes and Arrow, or a column of state, does not."""
+"""Texts that Spark accepts, but whose types Arrow or a column of state does not have."""
 
 
 def drawn(count: int, seed: int) -> list[str]:
-    """Return so many texts that are right, of all that the grammar has."""
+    """Return ``count`` random valid texts from the whole grammar."""
     chance = random.Random(seed)
     return [_columns(chance) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""A copy in memory that sessions can read and deltas can change: a stack of runs."""
+"""A copy in memory, as a stack of runs: sessions read it, and deltas change it."""
 
 from __future__ import annotations
 
@@ -15,52 +15,55 @@ from riffle_spark.state.schemas.variables import VariableColumns
 _QUESTIONS = {"read_elements", "read_entry", "next_indexes", "find_due_elements", "find_due_time"}
 
 
-class _Asked(Reading):
-    """A reading that notes what it is asked."""
+class _RecordingReading(Reading):
+    """A reading that records the names of the calls that it gets."""
 
-    def __init__(self, schema: VariableColumns, copy: _Noted, keys: pa.Table) -> None:
+    def __init__(self, schema: VariableColumns, copy: _RecordingRuns, keys: pa.Table) -> None:
         super().__init__(schema, copy, keys)
-        self._asked = copy.asked
+        self._calls = copy.asked
 
     def __getattribute__(self, name: str) -> Callable[..., Any]:
         if name in _QUESTIONS:
-            self._asked.append(name)
+            self._calls.append(name)
         attribute: Callable[..., Any] = super().__getattribute__(name)
         return attribute
 
 
 @dataclass(frozen=True, slots=True)
-class _Noted(CopyRuns):
+class _RecordingRuns(CopyRuns):
     asked: list[str] = field(default_factory=list)
 
     def open_reading(self, schema: VariableColumns, keys: pa.Table) -> Reading:
         """See ``CopyRuns``."""
-        return _Asked(schema, self, keys)
+        return _RecordingReading(schema, self, keys)
 
 
 class MemoryReading:
-    """A key-group's state as runs, merged to one after so many deltas; notes what is asked of it."""
+    """The state of a key-group as runs, which are merged after every ``merge_every`` deltas.
+
+    ``asked`` records the calls.
+    """
 
     def __init__(self, schema: VariableColumns, merge_every: int = 3) -> None:
         self.schema = schema
         self.runs: tuple[ElementRun, ...] = ()
         self.asked: list[str] = []
-        self._most = merge_every
+        self._merge_every = merge_every
         self._count = 0
 
     def fold(self, changes: pa.Table) -> None:
-        """Apply a delta's part."""
+        """Apply the part of a delta."""
         assert changes.schema.equals(self.schema.part_schema(delta=True)), changes.schema
         self.runs = (*element_runs(self.schema.sealed(changes), self.schema), *self.runs)
         self._count += 1
-        if self._count % self._most == 0:
+        if self._count % self._merge_every == 0:
             self.runs = element_runs(merge_elements(self.schema, self.runs, bottom=self._count % 2 == 0), self.schema)
 
     @property
     def held(self) -> CopyRuns:
-        """What sessions read."""
-        return _Noted(self.runs, asked=self.asked)
+        """The copy from which sessions read."""
+        return _RecordingRuns(self.runs, asked=self.asked)
 
     def rows(self) -> pa.Table:
-        """Return all that it holds, as wide rows."""
+        """Return the whole state as wide rows."""
         return self.schema.to_wide_rows(merge_elements(self.schema, self.runs, bottom=True))

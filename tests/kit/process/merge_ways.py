@@ -1,6 +1,6 @@
-"""Draws rows of a few groups, and merges their buffers in every way of a running query.
+"""Draw rows of a few groups, and merge their buffers in every way that a running query can.
 
-The ways are: all rows at once, batch after batch, and the states of single batches together.
+A query merges all rows at once, batch after batch, or the states of single batches together.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = ["SIZE", "DrawnRows", "merged_ways", "rows_of_groups"]
 
 T = TypeVar("T")
 SIZE = 4
-"""Groups; the last one never has a row."""
+"""The number of groups. The last group never has a row."""
 
 
 @dataclass(frozen=True)
 class DrawnRows(Generic[T]):
-    """Rows with the numbers of their groups, in batches that end at ``ends``; some batches are empty."""
+    """Rows with the numbers of their groups. The batches end at the positions ``ends``, and some batches are empty."""
 
     codes: list[int]
     values: list[T]
     ends: list[int]
 
     def of(self, group: int) -> list[T]:
-        """Return a group's values in their order."""
+        """Return the values of a group in their order."""
         return [value for code, value in zip(self.codes, self.values, strict=True) if code == group]
 
 
 @st.composite
 def rows_of_groups(draw: st.DrawFn, values: st.SearchStrategy[T]) -> DrawnRows[T]:
-    """Draw rows and batches."""
+    """Draw rows and the ends of their batches."""
     drawn = draw(st.lists(st.tuples(st.integers(0, SIZE - 2), values), max_size=12))
     ends = sorted(draw(st.lists(st.integers(0, len(drawn)), max_size=3)))
     return DrawnRows([code for code, _ in drawn], [value for _, value in drawn], [*ends, len(drawn)])
@@ -46,7 +46,7 @@ def rows_of_groups(draw: st.DrawFn, values: st.SearchStrategy[T]) -> DrawnRows[T
 def merged_ways(
     merge: MergeFunction, types: Sequence[pa.DataType], rows: DrawnRows[T], buffer: Callable[[T], tuple[Any, ...]]
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the results of each group for each way; ``buffer`` returns a row's buffer for its value."""
+    """Yield the results per group for each way of merging. ``buffer`` returns the buffer of a row with a value."""
     row_buffers = [buffer(value) for value in rows.values]
     columns = [pa.array([row[i] for row in row_buffers], type) for i, type in enumerate(types)]
     codes, state = np.array(rows.codes, dtype=np.int64), merge.state_types(types)

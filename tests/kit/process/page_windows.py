@@ -1,4 +1,4 @@
-"""The specification of an aggregate over visits of pages in windows, and its model."""
+"""The specification of an aggregate over page visits in windows, and its model in plain Python."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ FUNCTIONS = (
 
 
 def spec(time: TimeSpec | None = WINDOW, functions: tuple[FunctionSpec, ...] = FUNCTIONS) -> AggregateSpec:
-    """Return the aggregate by window and page."""
+    """Return the specification of the aggregate by window and page."""
     keys = pa.schema([("window_start", TIME), ("window_end", TIME), ("page", pa.string())])
     return AggregateSpec("aggregate.window-page", keys, functions, time)
 
 
 def operator(aggregate: AggregateSpec, compute: Computation, delay_ms: int | None = None) -> Stateful:
-    """Return the operator. Its rows are late by the time of their key."""
+    """Return the operator of the aggregate. A row is late if the window of its key has ended."""
     watermark = (aggregate.time.column, f"{delay_ms} milliseconds") if aggregate.time and delay_ms is not None else None
     return Stateful("visits", aggregate.routing_key.names, compute, watermark=watermark)
 
 
 @dataclass
 class WindowModel:
-    """Windows by key in a dictionary, with Spark's rules for late rows and expiry.
+    """The model: windows by key in a dictionary, with Spark's rules for late rows and expiry.
 
-    A visit has ``key`` and ``end`` (us). ``group`` makes an object with ``take(visit)`` and ``answer(key)``.
+    A visit has a ``key`` and an ``end`` in microseconds. ``group`` returns an object with ``take(visit)`` and
+    ``answer(key)``.
     """
 
     mode: OutputMode
@@ -64,7 +65,7 @@ class WindowModel:
     watermark_ms: int = 0
 
     def batch(self, visits: Sequence[Any]) -> list[Any]:
-        """Return the output of a batch."""
+        """Process a batch of visits and return its output."""
         touched = dict[Any, Any]()
         for visit in visits:
             if visit.end > self.late_ms * 1000:

@@ -1,4 +1,4 @@
-"""Calls a computation batch by batch and keeps its state in a dict, as a store of one's own."""
+"""Call a computation batch by batch, with its state in a dictionary instead of a store."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WHERE: dict[str, Any] = {"version": 7, "time_ms": 1_000, "watermark_ms": 900, "k
 
 
 def rows_of(values: list[Any], type: pa.DataType, keys: list[Any] | None = None) -> pa.Table:
-    """Return values ``v`` of a type, each beside its key ``k``: all of one key, unless said otherwise."""
+    """Return a table of values ``v`` with their keys ``k``. Without ``keys``, all values have the same key."""
     return pa.table({"k": pa.array(keys or ["a"] * len(values)), "v": pa.array(values, type)})
 
 
 class Keyed:
-    """A computation with the state of its keys."""
+    """A computation and the state of its keys."""
 
     def __init__(self, compute: BlockComputation, rows: pa.Schema, key: Iterable[str] = ("k",)) -> None:
         self.compute, self.key = compute, list(key)

@@ -1,4 +1,4 @@
-"""Sessions over a copy in memory, batch after batch, for tests."""
+"""Sessions over a copy in memory, one per batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def map_of(name: str, key: str, fields: str, ttl_ms: int | None = None) -> Varia
 
 
 class Store:
-    """One key-group's state and the sessions over it."""
+    """The state of one key-group, and the session of its current batch."""
 
     def __init__(self, *variables: Variable, indexed: bool = False, key: pa.Schema = KEY) -> None:
         self.schema = VariableColumns("s", key, variables, indexed)
@@ -43,7 +43,7 @@ class Store:
         self.session: Session
 
     def batch(self, *keys: object, now_ms: int = 0) -> Session:
-        """Begin a batch that touches these keys; at the first one."""
+        """Begin a batch of these keys, and return its session with the first key selected."""
         rows = [key if isinstance(key, tuple) else (key,) for key in keys]
         columns = zip(*rows, strict=True) if rows else [[] for _ in self.schema.key]
         table = pa.table([pa.array(c, t) for c, t in zip(columns, self.schema.key.types, strict=True)], self.schema.key)
@@ -53,7 +53,7 @@ class Store:
         return self.session
 
     def commit(self) -> pa.Table:
-        """End the batch: apply its delta."""
+        """End the batch, apply its delta to the copy, and return the delta."""
         changes = self.session.changes()
         self.reading.fold(changes)
         return changes
@@ -77,6 +77,6 @@ class Store:
         return cells
 
     def timers(self, number: int) -> Sequence[int]:
-        """Return a key's timers."""
+        """Return the timers of the key with this number in the batch."""
         self.session.select_key(number)
         return list(self.session.timers.list())

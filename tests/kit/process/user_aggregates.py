@@ -11,24 +11,24 @@ import pyarrow as pa
 
 
 class WeightedMean:
-    """A mean of values by weights; null without any weight."""
+    """The weighted mean of values. It is null if there is no weight."""
 
     rows = "value double, weight double"
     state = "total double, weights double"
     result = "double"
 
     def init(self) -> Mapping[str, object]:
-        """Begin with nothing."""
+        """Return the state of a group without rows."""
         return {"total": 0.0, "weights": 0.0}
 
     def update(self, state: pa.Table, rows: pa.Table, groups: Any) -> pa.Table:
-        """Add up."""
+        """Add the weighted values and the weights of rows to their groups."""
         value, weight = (np.nan_to_num(rows[name].to_numpy()) for name in ("value", "weight"))
         weighted = pa.table({"total": value * weight, "weights": weight})
         return self.merge(state, weighted, groups)
 
     def merge(self, state: pa.Table, others: pa.Table, groups: Any) -> pa.Table:
-        """Add up."""
+        """Add the sums of other states to their groups."""
         return pa.table(
             {
                 name: state[name].to_numpy() + np.bincount(groups, others[name].to_numpy(), len(state))
@@ -37,7 +37,7 @@ class WeightedMean:
         )
 
     def finish(self, state: pa.Table) -> pa.Array:
-        """Divide."""
+        """Divide the sums of values by the sums of weights."""
         totals, weights = (column.to_pylist() for column in state.columns)
         means = [total / weight if weight else None for total, weight in zip(totals, weights, strict=True)]
         return pa.array(means, pa.float64())
@@ -45,7 +45,7 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class Latest:
-    """The last values of a group, so many of them, in their order; a null is one."""
+    """The last ``most`` values of a group in their order. A null counts as a value."""
 
     most: int
     rows: str = "value bigint"
@@ -53,15 +53,15 @@ class Latest:
     result: str = "array<bigint>"
 
     def init(self) -> Mapping[str, object]:
-        """Begin with no value."""
+        """Return the state of a group without rows."""
         return {"values": []}
 
     def update(self, state: pa.Table, rows: pa.Table, groups: Any) -> pa.Table:
-        """Append each row's."""
+        """Append the value of each row to its group."""
         return self._appended(state, [[value] for value in rows["value"].to_pylist()], groups)
 
     def merge(self, state: pa.Table, others: pa.Table, groups: Any) -> pa.Table:
-        """Append those of the others."""
+        """Append the values of other states to their groups."""
         return self._appended(state, others["values"].to_pylist(), groups)
 
     def _appended(self, state: pa.Table, lists: list[list[int | None]], groups: Any) -> pa.Table:
@@ -71,5 +71,5 @@ class Latest:
         return pa.table({"values": pa.array(found, pa.list_(pa.int64()))})
 
     def finish(self, state: pa.Table) -> pa.ChunkedArray:
-        """Return them."""
+        """Return the lists of values."""
         return state["values"]

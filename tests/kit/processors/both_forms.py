@@ -1,7 +1,6 @@
-"""One logic in both forms: a StatefulProcessor over frames and one over rows. Knows pyspark's classes and pandas. Does
-not know any logic.
+"""Turn one logic into two StatefulProcessors: one over pandas DataFrames and one over rows.
 
-A logic sees rows as ``Row`` with plain Python values and answers with dicts by column.
+A logic gets each row as a ``Row`` with plain Python values, and yields dicts by column.
 """
 
 from __future__ import annotations
@@ -23,76 +22,76 @@ Output = Iterator[dict[str, Any]]
 
 
 class Logic:
-    """What a processor does, without a form."""
+    """The logic of a processor, without a form."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare state, and keep the handle where timers are used."""
+        """Declare the state. A logic with timers also keeps the handle."""
         raise NotImplementedError
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:
-        """Take the rows of a key."""
+        """Process the rows of a key and yield output rows."""
         raise NotImplementedError
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
-        """Take one timer that is due."""
+        """Process one timer that is due and yield output rows."""
         return iter(())
 
     def initial(self, key: tuple[Any, ...], row: Row) -> None:
-        """Take one row of the initial state."""
+        """Process one row of the initial state."""
         raise NotImplementedError
 
 
 class InRows(StatefulProcessor):
-    """A logic for ``transformWithState``."""
+    """A processor that runs a logic in ``transformWithState``."""
 
     def __init__(self, logic: Logic) -> None:
         self.logic = logic
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Pass on."""
+        """Call ``init`` of the logic."""
         self.logic.init(handle)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """Answer row by row."""
+        """Yield the output rows of the logic."""
         for each in self.logic.rows(_key(key), rows, timerValues):
             yield Row(**each)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Answer row by row."""
+        """Yield the output rows of the logic."""
         for each in self.logic.expired(_key(key), timerValues, expiredTimerInfo.getExpiryTimeInMs()):
             yield Row(**each)
 
     def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:  # noqa: ARG002
-        """Pass on the one row."""
+        """Give the row to the logic."""
         self.logic.initial(_key(key), initialState)
 
 
 class InPandas(StatefulProcessor):
-    """A logic for ``transformWithStateInPandas``."""
+    """A processor that runs a logic in ``transformWithStateInPandas``."""
 
     def __init__(self, logic: Logic) -> None:
         self.logic = logic
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Pass on."""
+        """Call ``init`` of the logic."""
         self.logic.init(handle)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
-        """Answer with one frame, or none where there is nothing to say."""
+        """Yield the output rows of the logic as one frame, or nothing if there are none."""
         yield from _frames(self.logic.rows(_key(key), _rows(rows), timerValues))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        """Answer with one frame, or none where there is nothing to say."""
+        """Yield the output rows of the logic as one frame, or nothing if there are none."""
         yield from _frames(self.logic.expired(_key(key), timerValues, expiredTimerInfo.getExpiryTimeInMs()))
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:  # noqa: ARG002
-        """Pass on each row of the frame."""
+        """Give each row of the frame to the logic."""
         for row in _rows([initialState]):
             self.logic.initial(_key(key), row)
 
 
 def sparks_own(grouped: Any, form: str) -> Callable[..., DataFrame]:
-    """Return Spark's own operator in a form, of grouped rows: PySpark 4.0 declares none over rows."""
+    """Return Spark's own operator of grouped rows in a form. PySpark 4.0 does not declare the one over rows."""
     operator: Callable[..., DataFrame] = (
         grouped.transformWithStateInPandas if form == "pandas" else grouped.transformWithState
     )
@@ -100,12 +99,12 @@ def sparks_own(grouped: Any, form: str) -> Callable[..., DataFrame]:
 
 
 def collect(frame: DataFrame, _: int) -> None:
-    """Compute a batch and drop it."""
+    """Compute a batch and drop its rows."""
     frame.collect()
 
 
 def plain(value: Any) -> Any:
-    """Return the Python value of what pandas gives: None for each of its nulls, no NumPy."""
+    """Return a value from pandas as a plain Python value. Each null of pandas becomes ``None``."""
     if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, np.ndarray):
@@ -116,7 +115,7 @@ def plain(value: Any) -> Any:
 
 
 def millis(at: datetime) -> int:
-    """Return milliseconds since 1970; a time without a zone is UTC, as every session and worker here is."""
+    """Return milliseconds since 1970. A time without a time zone is in UTC, as in all sessions and workers here."""
     aware = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
     return round(aware.timestamp() * 1000)
 
@@ -135,5 +134,5 @@ def _rows(frames: Any) -> Iterator[Row]:
 def _frames(output: Output) -> Iterator[pd.DataFrame]:
     rows = list(output)
     if rows:
-        # As objects, so that pandas makes no floats of integers beside nulls.
+        # The dtype is object, because pandas turns integers with nulls into floats.
         yield pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=object) for name in rows[0]})

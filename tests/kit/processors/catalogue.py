@@ -1,4 +1,4 @@
-"""All cases by name."""
+"""All processor cases by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells the columns that a processor is given."""
+"""A processor that returns the columns that it receives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Columns"]
 
 
 class Columns(StatefulProcessor):
-    """Tells the names of all columns, and the last row's numbers, which are in the third and all after it."""
+    """Returns the names of all columns, and the values of the last row from the third column on, which are numbers."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep nothing."""
+        """Declare no state."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Tell them."""
+        """Yield the names and values as one text."""
         for row in rows:
             if isinstance(row, pd.DataFrame):
                 yield pd.DataFrame({"key": [key[0]], "told": [str([*row.columns, *map(int, row.iloc[-1, 2:])])]})

@@ -1,4 +1,4 @@
-"""Value states without time: a count, written for each form as users write it, and totals of several columns."""
+"""Cases of value states without a TTL: a count, which is written for each form, and totals of several columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Counting(StatefulProcessor):
 
 
 class CountInPandas(_Counting):
-    """Running count and sum per user, with what pandas offers."""
+    """Counts the rows and sums the amounts of a user, with pandas."""
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Add the rows of one user."""
@@ -40,7 +40,7 @@ class CountInPandas(_Counting):
 
 
 class CountInRows(_Counting):
-    """The same over rows."""
+    """Counts the rows and sums the amounts of a user, row by row."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Add the rows of one user."""
@@ -52,14 +52,14 @@ class CountInRows(_Counting):
 
 
 class Totals(Logic):
-    """Running totals of several columns with nulls, per shop and item."""
+    """Running totals of several columns, which may be null, per shop and item."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._totals = handle.getValueState("totals", TOTALS)
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Add row by row."""
+        """Add the rows and yield the totals."""
         count, amount, price, least, money = self._totals.get() or (0, 0, 0.0, None, Decimal(0))
         for row in rows:
             values = row.asDict()
@@ -68,7 +68,7 @@ class Totals(Logic):
             least = min(filter(None, (least, row["label"])), default=None)
         self._totals.update((count, amount, price, least, money))
         shop, item = key
-        # Columns go by name: this order is not the declared one.
+        # Output columns are matched by name. This order differs from the declared one.
         yield {
             "rows": count,
             "shop": shop,

@@ -1,4 +1,7 @@
-"""State with a time to live: of each kind one, read at its last millisecond and at its first one beyond."""
+"""Cases of state with a TTL, one of each kind.
+
+They read state in its last millisecond and in the first one after it.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,15 @@ SIZES = (14, 10, 6, 6, 8, 6, 12)
 
 
 class ExpiringValue(Logic):
-    """A value that each write keeps alive, beside one that lives for ever."""
+    """A value whose TTL starts again with each write, and a second value without a TTL."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare both."""
+        """Declare both values."""
         self._token = handle.getValueState("token", "token string", TTL_MS)
         self._ever = handle.getValueState("ever", "writes int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Write, clear or look."""
+        """Write, clear or only read the value, and yield both values after each row."""
         for row in rows:
             if row.what == "write":
                 self._token.update((row.token,))
@@ -46,14 +49,14 @@ class ExpiringValue(Logic):
 
 
 class ExpiringList(Logic):
-    """A list whose elements go one by one; to put it anew gives all of them a new life."""
+    """A list whose elements expire one by one. A replaced list gets a new TTL for all elements."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._tokens = handle.getListState("tokens", "token string", TTL_MS)
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Append, put anew, clear or look."""
+        """Append to, replace, clear or only read the list, and yield its elements after each row."""
         for row in rows:
             if row.what == "write":
                 self._tokens.appendValue((row.token,))
@@ -66,14 +69,14 @@ class ExpiringList(Logic):
 
 
 class ExpiringMap(Logic):
-    """A map whose entries go one by one, each kept alive by its own writes."""
+    """A map whose entries expire one by one. The TTL of an entry starts again with each write of it."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._tokens = handle.getMapState("tokens", "token string", "writes int", TTL_MS)
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Write, remove, clear or look."""
+        """Write, remove, clear or only read entries, and yield the map after each row."""
         for row in rows:
             at = (row.token,)
             contained = self._tokens.containsKey(at)

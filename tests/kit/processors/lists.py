@@ -1,4 +1,4 @@
-"""List states: the last so many, and a journal that only grows."""
+"""Cases of list states: the last three amounts of a key, and a journal that only grows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ KEPT = 3
 
 
 class LastThree(Logic):
-    """Keep a key's last three amounts: the whole list is put anew each time."""
+    """Keeps the last three amounts of a key. Each batch replaces the whole list."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._last = handle.getListState("last", "amount long")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Put, and answer with what is kept, oldest first."""
+        """Replace the list, and yield its length before and its amounts, oldest first."""
         known = [int(amount) for (amount,) in self._last.get()]
         kept = [*known, *(row.amount for row in rows)][-KEPT:]
         self._last.put([(amount,) for amount in kept])
@@ -33,14 +33,14 @@ class LastThree(Logic):
 
 
 class Journal(Logic):
-    """Append, one by one or several at once; read back only when a row asks."""
+    """Appends one or several entries. The list is read only if a row asks for it."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._entries = handle.getListState("entries", "what string, amount long, share double")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Do what each row says."""
+        """Append, clear or read the list, as each row says."""
         for row in rows:
             if row.what == "read":
                 yield self._answer(key)

@@ -1,4 +1,4 @@
-"""A map state: a basket that is filled, read and emptied."""
+"""The case of a map state: a basket that is filled, read and emptied."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["CASES"]
 
 
 class Basket(Logic):
-    """Articles of two-column keys that come and go; every way to read a map is used."""
+    """Adds articles with a key of two columns to a basket and removes them. Every method that reads a map is used."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._articles: Any = handle.getMapState("articles", "kind string, size int", "count int, note string")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Do what each row says, then tell what there is."""
+        """Change the basket as each row says, and yield its contents."""
         for row in rows:
             self._do(row)
         keys = self._articles.keys()

@@ -1,4 +1,4 @@
-"""State of nested and rarer types: structs, arrays, times, decimals, bytes."""
+"""The case of state with nested and rare types: structs, arrays, times, decimals and bytes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ START = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
 
 class Profiles(Logic):
-    """A profile a user in one wide value, and a map from day to nested visits."""
+    """Keeps a user's profile in one value of many columns, and nested visits in a map by day."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare both."""
+        """Declare the value and the map."""
         self._profile = handle.getValueState("profile", PROFILE)
         self._visits = handle.getMapState(
             "visits", "day date", "places array<string>, last struct<at: long, worth: decimal(10,2)>"
         )
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Fold each row in, tell what there was before it."""
+        """Yield the state before each row, and then update it with the row."""
         for row in rows:
-            yield self._told(key, row.seq)
+            yield self._state_row(key, row.seq)
             self._update(row)
             self._visit(row)
 
@@ -56,7 +56,7 @@ class Profiles(Logic):
         places = [*(known[0] if known else []), row.place]
         self._visits.updateValue((row.day,), (places, (millis(row.seen), row.worth.quantize(Decimal("0.01")))))
 
-    def _told(self, key: tuple[Any, ...], seq: int) -> dict[str, Any]:
+    def _state_row(self, key: tuple[Any, ...], seq: int) -> dict[str, Any]:
         known = self._profile.get()
         if known is None:
             return {"key": key[0], "seq": seq, "profile": None, "visits": ""}

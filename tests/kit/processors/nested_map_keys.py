@@ -1,4 +1,4 @@
-"""Maps whose keys are structs, arrays and maps, nulls in them included."""
+"""The case of maps whose keys are structs, arrays and maps with nulls."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NOWHERE, NO_ZONE = -2, -1
 
 
 class Trips(Logic):
-    """Counts trips by where they began, which way they took and what was loaded on each leg."""
+    """Counts trips. The key of a trip is its place, its path, its legs and its load."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare a map of nested keys."""
+        """Declare a map with nested keys."""
         self._trips = handle.getMapState("trips", TRIP, "count int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Do what each row says and tell what it found, then tell what there is."""
+        """Add or remove the trip of each row, yield the count before it, and at the end yield all trips."""
         for row in rows:
             trip = _trip(row)
             before = self._trips.getValue(trip)
@@ -40,9 +40,9 @@ class Trips(Logic):
             else:
                 self._trips.updateValue(trip, ((before[0] if before else 0) + 1,))
             yield {"user": key[0], "seq": row.seq, "known": known, "before": before and int(before[0]), "trips": None}
-        there = sorted(f"{_told(trip)}={int(count)}" for trip, (count,) in self._trips.iterator())
-        assert sorted(map(_told, self._trips.keys())) == sorted(each.rsplit("=", 1)[0] for each in there)
-        yield {"user": key[0], "seq": None, "known": None, "before": None, "trips": " ".join(there)}
+        counted_trips = sorted(f"{_trip_text(trip)}={int(count)}" for trip, (count,) in self._trips.iterator())
+        assert sorted(map(_trip_text, self._trips.keys())) == sorted(each.rsplit("=", 1)[0] for each in counted_trips)
+        yield {"user": key[0], "seq": None, "known": None, "before": None, "trips": " ".join(counted_trips)}
 
 
 def _trip(row: Row) -> tuple[Any, ...]:
@@ -53,18 +53,21 @@ def _trip(row: Row) -> tuple[Any, ...]:
     return None if row.zone == NOWHERE else (row.city, zone), path, legs, load
 
 
-def _told(trip: Any) -> str:
+def _trip_text(trip: Any) -> str:
     *parts, load = trip
     entries = None if load is None else sorted((kind, weight) for kind, weight in dict(load).items())
-    return _shown((*parts, entries))
+    return _text_of((*parts, entries))
 
 
-def _shown(value: Any) -> str:
-    """Return one text for a nested value, whatever holds its fields: pandas makes floats of integers beside nulls."""
+def _text_of(value: Any) -> str:
+    """Return a text of a nested value that is the same for tuples, dicts and arrays.
+
+    Integers are shown without fractions, because pandas turns integers with nulls into floats.
+    """
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (tuple, list, np.ndarray)):
-        return "(" + ",".join(map(_shown, value)) + ")"
+        return "(" + ",".join(map(_text_of, value)) + ")"
     if isinstance(value, str):
         return repr(value)
     return "-" if plain(value) is None else str(int(value))

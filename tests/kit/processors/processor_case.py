@@ -1,4 +1,4 @@
-"""A processor with all that it takes to run it, and its batches."""
+"""A case: a processor in both forms, its batches, and the configuration of its query."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Case", "batches_of", "forms", "seeded"]
 class Case:
     """A processor in both forms, its batches, and the state that it declares.
 
-    Every input has a column ``seq`` that numbers the rows of a batch: declare that order where order matters.
-    ``output`` is Spark DDL, the key's columns first. ``times_ms`` are the batch times, in ProcessingTime
-    mode. ``variables`` name each variable's kind. ``restart_after`` so many batches the query is stopped and started
-    again.
+    ``batches`` have a column ``seq`` that numbers the rows. A case whose result depends on the order of rows is ordered
+    by it. ``output`` is Spark DDL that begins with the columns of the key. ``times_ms`` are the times of the batches in
+    ProcessingTime mode. ``variables`` has the kind of each variable by name. The query restarts after batch number
+    ``restart_after``.
     """
 
     name: str
@@ -50,24 +50,24 @@ class Case:
         return self.batches[0].schema
 
     def processor(self, form: str) -> StatefulProcessor:
-        """Make one, in the form ``pandas`` or ``rows``."""
+        """Return a new processor in the form ``pandas`` or ``rows``."""
         return self.in_pandas() if form == "pandas" else self.in_rows()
 
 
 def forms(logic: Callable[[], Logic]) -> tuple[Callable[[], StatefulProcessor], Callable[[], StatefulProcessor]]:
-    """Return both forms of a logic, in the order of ``Case``'s fields."""
+    """Return the constructors of both forms of a logic, in the order of the fields of ``Case``."""
     return lambda: InPandas(logic()), lambda: InRows(logic())
 
 
 def seeded(name: str) -> random.Random:
-    """Return a source of chance that is a case's own and the same every time."""
+    """Return a random number generator that always gives a case the same numbers."""
     return random.Random(f"processors/{name}")
 
 
 def batches_of(
     fields: Mapping[str, pa.DataType], batches: Iterable[Sequence[Mapping[str, Any]]]
 ) -> tuple[pa.Table, ...]:
-    """Return tables of these fields, each with ``seq`` before them."""
+    """Return tables with these fields, after a column ``seq`` with the number of the row."""
     schema = pa.schema([("seq", pa.int64()), *fields.items()])
     return tuple(
         pa.Table.from_pylist([{"seq": at, **row} for at, row in enumerate(rows)], schema=schema) for rows in batches

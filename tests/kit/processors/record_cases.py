@@ -1,6 +1,6 @@
-"""Records what Spark's own operator makes of every case: what later test runs compare with.
+"""Record the results of Spark's own operator for every case. Later test runs compare with them.
 
-Both forms give the same, so a case has one recording, which lists the version of Spark that gave it in each form.
+Both forms give the same results, so a case has one recording. It lists the version of Spark that ran each form.
 
 .venv/bin/python -m tests.kit.processors.record_cases               pandas form, on the pinned Spark
 .venv-4.3.0/bin/python -m tests.kit.processors.record_cases         Row form: after ./run setup --spark 4.3.0
@@ -29,18 +29,22 @@ __all__ = ["ABOUT", "FOLDER", "digest", "environment", "recorded", "session"]
 
 FOLDER = DATA / "native"
 ABOUT = ("spark", "input")
-"""What a recording has beside what ``run_native`` returned."""
+"""The fields of a recording that are not from ``run_native``."""
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"}
 
 
 def recorded(case: Case) -> dict[str, Any]:
-    """Return a case's recording: what ``run_native`` returned, ``spark``: its version by form, ``input``: a digest."""
+    """Return the recording of a case.
+
+    It has the result of ``run_native``, the versions of Spark by form (``spark``), and the digest of the case
+    (``input``).
+    """
     found: dict[str, Any] = json.loads(_path(case).read_text())
     return found
 
 
 def digest(case: Case) -> str:
-    """Return a digest of what a case is fed, to notice a recording that is older than its case."""
+    """Return a digest of the input of a case. It shows whether a recording is older than its case."""
     tables = [*case.batches, *([] if case.initial is None else [case.initial])]
     fed = [case.watermark, case.times_ms, case.restart_after, [table.to_pylist() for table in tables]]
     return hashlib.sha256(json.dumps(encoded(fed)).encode()).hexdigest()[:16]
@@ -51,7 +55,7 @@ def _path(case: Case) -> Path:
 
 
 def _text(recording: dict[str, Any]) -> str:
-    """Return JSON with a batch, or a variable, a line."""
+    """Return JSON text with one batch, or one variable, per line."""
     lines = []
     for name, value in recording.items():
         if isinstance(value, list):
@@ -70,7 +74,7 @@ def _line(value: object) -> str:
 
 
 def session() -> SparkSession:
-    """Return a session that runs cases."""
+    """Return a Spark session that runs cases."""
     builder = SparkSession.builder.master("local[2]").appName("record")
     for name, value in {**CONF, **QUIET}.items():
         builder = builder.config(name, value)
@@ -78,7 +82,7 @@ def session() -> SparkSession:
 
 
 def environment() -> None:
-    """Let Python workers be like this process."""
+    """Set the environment variables with which Python workers use the interpreter and the packages of this process."""
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -87,7 +91,7 @@ def environment() -> None:
 
 
 def main() -> int:
-    """Record the cases named, or all; return how many failed."""
+    """Record the named cases, or all, and return the number of failures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = "pandas" if pyspark.__version__.startswith("4.0.") else "rows"
     parser.add_argument("--form", choices=("pandas", "rows"), default=usual)
@@ -95,7 +99,7 @@ def main() -> int:
     options = parser.parse_args()
     environment()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # Spark looks after old checkpoints until it stops: they go when it has.
+    # Spark uses old checkpoints until it stops, so the folder is deleted afterwards.
     with tempfile.TemporaryDirectory(prefix="riffle-native-") as folder:
         spark = session()
         failed = [name for name in options.only.split(",") if not _record(spark, name, options.form, Path(folder))]
@@ -104,7 +108,7 @@ def main() -> int:
 
 
 def _record(spark: SparkSession, name: str, form: str, folder: Path) -> bool:
-    """Write one recording; return whether there is one, and print why not."""
+    """Write the recording of one case and return whether this succeeded. Print the reason of a failure."""
     case = CASES[name]
     try:
         found = run_native(spark, case, form, folder / name)

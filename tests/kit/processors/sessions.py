@@ -1,7 +1,7 @@
-"""Event-time timers: sessions, windows, and timers in plenty. Rows come late; watermarks stand exactly on due times.
-Timers are told sorted: Spark lists them in the order of their bytes.
+"""Cases of event-time timers: sessions, windows, and many timers per key.
 
-Times below are seconds after ``START``; the watermark's delay is ``DELAY``.
+Some rows are late, and some watermarks equal the due time of a timer. Timers are output in sorted order, because Spark
+lists them in the order of their bytes. Times below are seconds after ``START``. The watermark delay is ``DELAY``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ AT = pa.timestamp("us", tz="UTC")
 
 
 class Sessions(Logic):
-    """One open session a user; it ends when no row has come for the gap, by event time."""
+    """Keeps one open session per user. It ends if no row arrives for ``GAP_MS`` of event time."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state and keep the handle for timers."""
+        """Declare the state and keep the handle."""
         self._handle = handle
         self._open: Any = handle.getValueState("open", "start_ms long, last_ms long, views int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Extend the session, and move its timer if its end moves."""
+        """Extend the session of the user, and move its timer to its new end."""
         for row in rows:
             at_ms = millis(row.at)
             start, last, views = self._open.get() or (at_ms, at_ms, 0)
@@ -47,7 +47,7 @@ class Sessions(Logic):
         yield from ()
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:
-        """Tell the session and forget it."""
+        """Yield the session and delete it."""
         start, last, views = self._open.get()
         self._open.clear()
         watermark = timers.getCurrentWatermarkInMs()
@@ -58,15 +58,15 @@ class Sessions(Logic):
 
 
 class Windows(Logic):
-    """Sums in windows of a fixed size: a map of open windows, a timer at the end of each."""
+    """Sums amounts in windows of a fixed size: a map has the open windows, and each has a timer at its end."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state and keep the handle for timers."""
+        """Declare the state and keep the handle."""
         self._handle = handle
         self._sums: Any = handle.getMapState("sums", "start_ms long", "rows int, total double")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Add to the windows of the rows."""
+        """Add each row to its window."""
         for row in rows:
             start = millis(row.at) // WINDOW_MS * WINDOW_MS
             count, total = self._sums.getValue((start,)) or (0, 0.0)
@@ -75,7 +75,7 @@ class Windows(Logic):
         yield from ()
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
-        """Tell the window that ends then, and forget it."""
+        """Yield the window that ends at this time, and delete it."""
         start = (due_ms - WINDOW_MS,)
         count, total = self._sums.getValue(start)
         self._sums.removeKey(start)
@@ -89,15 +89,15 @@ class Windows(Logic):
 
 
 class Reminders(Logic):
-    """Several timers a key, registered twice, deleted and listed; rows tell the watermark that they see."""
+    """Keeps several timers per key, which rows register repeatedly, delete and list. The output has the watermark."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep the handle, and remember what fired."""
+        """Declare a list of fired timers and keep the handle."""
         self._handle = handle
         self._fired = handle.getListState("fired", "due_ms long")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:
-        """Register or delete a timer some seconds after the row's time; tell the watermark and what is registered."""
+        """Register or delete a timer some seconds after the time of each row. Yield the watermark and all timers."""
         count = 0
         for row in rows:
             count += 1
@@ -106,7 +106,10 @@ class Reminders(Logic):
         yield self._answer(key, f"rows:{count}", timers)
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:
-        """Remember and tell; the timer that fires is listed too, since it goes only afterwards."""
+        """Record and yield the timer.
+
+        Its list still contains the timer that fires, because it is deleted afterwards.
+        """
         self._fired.appendValue((due_ms,))
         yield self._answer(key, f"fired:{due_ms}", timers)
 
@@ -125,7 +128,7 @@ def _at(seconds: float) -> datetime:
 def _spans(
     name: str, spans: Sequence[tuple[int, int, int]], fields: dict[str, list[Any]]
 ) -> list[list[dict[str, Any]]]:
-    """Return a batch for each (first second, last second, rows), its last row exactly at the last second."""
+    """Return a batch for each (first second, last second, rows). Its last row is exactly at the last second."""
     chance = seeded(name)
 
     def row(seconds: float) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def _spans(
 
 
 def _sessions_case() -> Case:
-    # The third batch begins 5 s before the second one's watermark: some of its rows are late, one stands on the edge.
+    # The third batch begins 5 s before the watermark of the second: some rows are late, one equals the watermark.
     spans = [(0, 20, 12), (10, 40, 12), (25, 60, 14), (90, 92, 4), (60, 110, 10), (200, 200, 1)]
     batches = _spans("sessions", spans, {"user": [f"u{at}" for at in range(14)]})
     batches[2].append({"at": _at(35), "user": "u1"})

@@ -1,4 +1,4 @@
-"""Processors of several parts: variables of every kind side by side, and initial state."""
+"""Cases of processors with variables of every kind, and with initial state."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["CASES"]
 
 
 class Several(Logic):
-    """A value, a list and a map of one key: written together, cleared one by one or all at once."""
+    """Keeps a value, a list and a map per key. Rows write all of them, and clear one or all."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare all three."""
+        """Declare the value, the list and the map."""
         self._sum = handle.getValueState("sum", "sum long")
         self._amounts = handle.getListState("amounts", "amount long")
         self._by_kind = handle.getMapState("by_kind", "kind string", "sum long")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Do what each row says, then tell what there is."""
+        """Write or clear the variables as each row says, and yield their contents."""
         for row in rows:
             self._do(row)
         total = self._sum.get()
@@ -50,10 +50,10 @@ class Several(Logic):
 
 
 class Inherited(Several):
-    """The same, begun with amounts from elsewhere."""
+    """Starts ``Several`` with amounts from an initial state."""
 
     def initial(self, key: tuple[Any, ...], row: Row) -> None:  # noqa: ARG002
-        """Take one amount over."""
+        """Add one amount of the initial state."""
         self._do(Row(what="put", kind=row.kind, amount=row.worth))
 
 
@@ -81,7 +81,7 @@ def _several_case() -> Case:
 
 
 def _initial_case() -> Case:
-    """Keys 1 to 6 have rows, 4 to 9 have initial state, some of it in several rows."""
+    """Return a case in which keys 1 to 6 have rows and keys 4 to 9 initial state, mostly in several rows."""
     chance = seeded("inherited")
     worths = [{"id": 4 + at % 6, "kind": chance.choice("ab"), "worth": chance.randint(100, 200)} for at in range(14)]
     schema = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("worth", pa.int64())])

@@ -1,6 +1,6 @@
-"""Processing-time timers: inactivity, alarms that are set, moved and listed, and alarms that set the next one.
+"""Cases of processing-time timers: inactivity, alarms that rows set and list, and alarms that set the next one.
 
-Timers are told sorted: Spark lists them in the order of their bytes.
+Timers are output in sorted order, because Spark lists them in the order of their bytes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MOST_STEPS = 4
 
 
 class Inactivity(Logic):
-    """Report who was not seen for half a minute: each row moves the timer."""
+    """Reports a user without a row for half a minute. Each row moves the user's timer."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state and keep the handle for timers."""
+        """Declare the state and keep the handle."""
         self._handle = handle
         self._last: Any = handle.getValueState("last", "seen_ms long, visits int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:
-        """Note the visit."""
+        """Count the visits, move the timer, and yield the number of visits."""
         now, visits = timers.getCurrentProcessingTimeInMs(), sum(1 for _ in rows)
         if self._last.exists():
             seen, before = self._last.get()
@@ -42,7 +42,7 @@ class Inactivity(Logic):
         yield {"user": key[0], "what": "seen", "visits": visits, "at_ms": now}
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:
-        """Report and forget."""
+        """Yield the user, and delete the state."""
         visits = self._last.get()[1]
         self._last.clear()
         yield {
@@ -54,14 +54,14 @@ class Inactivity(Logic):
 
 
 class Alarms(Logic):
-    """Timers that rows register, some of them in the past, delete and list; nothing else is kept."""
+    """Registers, deletes and lists timers, some of them in the past. It has no other state."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep the handle for timers."""
+        """Keep the handle."""
         self._handle = handle
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:
-        """Do what each row says."""
+        """Register, list or delete timers as each row says."""
         now = timers.getCurrentProcessingTimeInMs()
         for row in rows:
             if row.what == "list":
@@ -73,7 +73,7 @@ class Alarms(Logic):
                 self._handle.registerTimer(now + row.after_ms)
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
-        """Tell which one it is; it is listed too, since it goes only afterwards."""
+        """Yield the timer that fires. The list still contains it, because it is deleted afterwards."""
         yield self._answer(key, f"fired {due_ms}")
 
     def _answer(self, key: tuple[Any, ...], what: str) -> dict[str, Any]:
@@ -81,15 +81,15 @@ class Alarms(Logic):
 
 
 class Chain(Logic):
-    """Each alarm that fires sets the next one after the batch's time, a few times, and counts."""
+    """Counts alarms. Each alarm that fires sets the next one after the batch's time, up to ``MOST_STEPS``."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state and keep the handle for timers."""
+        """Declare the count and keep the handle."""
         self._handle = handle
         self._steps = handle.getValueState("steps", "steps int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Begin again."""
+        """Reset the count and set an alarm for each row."""
         now = timers.getCurrentProcessingTimeInMs()
         for row in rows:
             self._steps.update((0,))
@@ -97,7 +97,7 @@ class Chain(Logic):
         yield from ()
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:
-        """Count, and go on or end."""
+        """Count the alarm, and set the next one or delete the count."""
         steps = (self._steps.get() or (0,))[0] + 1
         if steps < MOST_STEPS:
             self._steps.update((steps,))
@@ -114,7 +114,7 @@ def _inactivity_case() -> Case:
     return Case(
         "inactivity", *forms(Inactivity), key=("user",), output="user string, what string, visits int, at_ms long",
         time_mode="ProcessingTime", batches=batches_of({"user": pa.string()}, batches), variables={"last": "value"},
-        # The third batch stands exactly where those of the first are due, the fourth a millisecond before the second's.
+        # The third batch is at the due time of the first batch's timers, the fourth 1 ms before that of the second's.
         times_ms=(100_000, 110_000, 130_000, 139_999, 140_000, 200_000), restart_after=3,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Processors that tests of whole queries run; in a module of their own so that executors can import them."""
+"""Processors that tests of whole queries run. They have a separate module, so that executors can import it."""
 
 # ruff: noqa: ARG002 - PySpark's arguments
 
@@ -16,39 +16,39 @@ __all__ = ["Broken", "Idle", "PandasVisits", "Reminders", "Sums", "Visits"]
 
 
 class Visits(StatefulProcessor):
-    """Counts a user's rows and adds up their amounts; an idle user is told of once, by event time."""
+    """Counts the rows of a user and sums their amounts."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare one value of two fields."""
+        """Declare one value with two fields."""
         self.handle = handle
         self.totals = handle.getValueState("totals", "visits long, total long")
 
     def add(self, visits: int, total: int) -> tuple[int, int]:
-        """Add to what is kept and return it."""
+        """Add to the stored totals and return the sums."""
         before = self.totals.get() or (0, 0)
         self.totals.update((before[0] + visits, before[1] + total))
         return self.totals.get()  # type: ignore[return-value]
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Give out the totals."""
+        """Yield the totals."""
         every = list(rows)
         visits, total = self.add(len(every), sum(row.amount for row in every))
         yield Row(user=key[0], visits=visits, total=total)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Begin with what was known before."""
+        """Add the visits of the initial state."""
         self.add(initialState.visits, 0)
 
 
 class Sums(StatefulProcessor):
-    """Adds up what the rows of a key bring, as plainly as can be: for counting what it costs."""
+    """Sums the values of a key in the simplest way. Tests count the cost of this."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare one sum."""
         self.total = handle.getValueState("total", "total long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Add the rows, and give out the sum."""
+        """Add the rows and yield the sum."""
         total = (self.total.get() or (0,))[0]
         for row in rows:
             total += row.v
@@ -57,21 +57,21 @@ class Sums(StatefulProcessor):
 
 
 class PandasVisits(Visits):
-    """The same with DataFrames."""
+    """Counts the rows of a user and sums their amounts, with DataFrames."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Give out the totals."""
+        """Yield the totals."""
         frame = pd.concat(rows)
         visits, total = self.add(len(frame), int(frame["amount"].sum()))
         yield pd.DataFrame({"user": [key[0]], "visits": [visits], "total": [total]})
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Begin with what was known before."""
+        """Add the visits of the initial state."""
         self.add(int(initialState["visits"].iloc[0]), 0)
 
 
 class Idle(Visits):
-    """Tells of a user whose event time has passed."""
+    """Reports a user ten seconds of event time after the newest row."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Register a timer ten seconds after the newest row."""
@@ -82,27 +82,27 @@ class Idle(Visits):
         return iter(())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Give out when the timer was due, and the watermark."""
+        """Yield the due time of the timer and the watermark."""
         due, now = expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentWatermarkInMs()
         yield Row(user=key[0], visits=due, total=now)
 
 
 class Reminders(Visits):
-    """Tells of a user five seconds after each of its rows."""
+    """Reports a user five seconds of processing time after each batch with rows."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Register a timer."""
+        """Register a timer in five seconds."""
         self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 5_000)
         return iter(())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Give out whose it was."""
+        """Yield the user."""
         yield Row(user=key[0])
 
 
 class Broken(Visits):
-    """Raises with the first row."""
+    """Raises an error at the first row."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Raise."""
+        """Raise an error."""
         raise KeyError("no such price")

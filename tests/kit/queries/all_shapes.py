@@ -1,4 +1,4 @@
-"""All shapes by name."""
+"""All query shapes by name."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ __all__ = ["SHAPES"]
 
 _MODULES = (aggregates, windows, distinct, joins, groups, forms)
 SHAPES: Mapping[str, Shape] = {shape.name: shape for module in _MODULES for shape in module.SHAPES}
-assert len(SHAPES) == sum(len(module.SHAPES) for module in _MODULES), "a name stands twice"
+assert len(SHAPES) == sum(len(module.SHAPES) for module in _MODULES), "two shapes have the same name"

@@ -1,11 +1,11 @@
-"""The figures of state operators that a listener gets while a shape is played.
+"""The figures of state operators that a listener receives while a shape is played.
 
-The figures of a batch are a row for each operator: its name and ``FIELDS``. Batches that changed nothing are left out,
+The figures of a batch have a row for each operator: its name and ``FIELDS``. Batches that changed nothing are left out,
 because Spark runs more of them than a wrapped query.
 
-    .venv/bin/python -m tests.kit.queries.operator_figures NAME ...
+   .venv/bin/python -m tests.kit.queries.operator_figures NAME ...
 
-records those of Spark's own run of the shapes with these names.
+records the figures of Spark's own run of the shapes with these names.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ FIELDS = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByW
 RECORDED = DATA / "state_operators.json"
 WAIT_MS = 30_000
 NAMES_OF_SPARK_35 = {"defaultName": "sessionWindowStateStoreSaveExec"}
-"""By the name of an operator on Spark 3.5, its name on Spark 4 where that differs."""
+"""Names of operators on Spark 4, by their different names on Spark 3.5."""
 Progress = Mapping[str, Any]
 Changes = list[list[list[Any]]]
-"""By batch and operator, the name and the figures."""
+"""A list of batches, each with a row per operator: its name and its figures."""
 
 
 class EventList:
     """A listener that stores the progress of each event as JSON, and counts ended queries.
 
-    PySpark's own listener makes Python objects of each event in about 100 calls of the JVM. These took a third of the
-    time of a test.
+    PySpark's listener makes Python objects of each event, in about 100 calls of the JVM. It took a third of a test's
+    time.
     """
 
     class Java:
@@ -90,7 +90,7 @@ def registered(spark: SparkSession) -> Iterator[EventList]:
     events = EventList()
     listener = gateway.jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(events)
     streams: Any = spark.streams
-    streams._jsqm.addListener(listener)  # As PySpark registers its own.
+    streams._jsqm.addListener(listener)  # PySpark registers its listeners in the same way
     try:
         yield events
     finally:
@@ -99,7 +99,7 @@ def registered(spark: SparkSession) -> Iterator[EventList]:
 
 @contextmanager
 def listening(spark: SparkSession) -> Iterator[Callable[[], list[Progress]]]:
-    """Listen to Spark's queries during a block. What is yielded returns the progress of all events up to its call."""
+    """Listen to Spark's queries during a block. Yield a function that returns the progress of all events so far."""
     with registered(spark) as events:
 
         def received() -> list[Progress]:
@@ -126,13 +126,13 @@ def changes_of(progress: list[Progress]) -> Changes:
 
 
 def _name_of(operator: Mapping[str, Any]) -> str:
-    """Return the name of an operator on Spark 4."""
+    """Return the name that an operator has on Spark 4."""
     name = operator["operatorName"]
     return NAMES_OF_SPARK_35.get(name, name)
 
 
 def added_up(changes: Changes) -> Changes:
-    """Return the sums of the figures of each operator over all batches as one batch, with the newest total."""
+    """Return the figures of all batches as one batch: the sums per operator, with its newest total."""
     sums = [[name, total, 0, 0, 0] for name, total, *_ in changes[-1]]
     for batch in changes:
         for row, (_, _, *figures) in zip(sums, batch, strict=True):
@@ -141,13 +141,13 @@ def added_up(changes: Changes) -> Changes:
 
 
 def recorded_changes(shape: Shape) -> Changes | None:
-    """Return the figures of Spark's own run, ``None`` if they are not recorded."""
+    """Return the figures of Spark's own run of a shape, or ``None`` if they are not recorded."""
     recorded: dict[str, Changes] = json.loads(RECORDED.read_text())
     return recorded.get(shape.name)
 
 
 def difference(ours: Changes, theirs: Changes, left_out: frozenset[str] = frozenset()) -> str:
-    """Return the first difference in words, ``""`` if there is none. ``left_out`` are fields that may differ."""
+    """Describe the first difference, or return an empty text. ``left_out`` are fields that may differ."""
     if len(ours) != len(theirs):
         return f"{len(ours)} batches with changes, expected {len(theirs)}: {ours}, expected {theirs}"
     compared = [0, *(place for place, field in enumerate(FIELDS, 1) if field not in left_out)]
@@ -158,7 +158,7 @@ def difference(ours: Changes, theirs: Changes, left_out: frozenset[str] = frozen
 
 
 def main() -> None:
-    """Record the shapes that are named."""
+    """Record the figures of the shapes that the command line names."""
     environment()
     spark = session()
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}

@@ -1,7 +1,7 @@
-"""Plays a shape on Spark's own operators or on wrapped frames, and tells what came out, step by step.
+"""Play a shape on Spark's own operators or on wrapped frames, and return its output step by step.
 
-A *step* is a batch with rows and the batches without rows behind it: Spark's own run those on its own account, ours
-where something is due.
+A *step* is a batch with rows and the following batches without rows. Spark's operators run such a batch after each new
+watermark, riffle only if something is due.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 ALWAYS = {"spark.sql.streaming.noDataProgressEventInterval": "600000"}
-"""No reports but those of batches: what a query tells while it waits has no watermark."""
+"""Settings that make Spark report only batches. Reports of a waiting query have no watermark."""
 STORES = "spark.sql.streaming.stateStore.providerClass"
 QUICK = {
     STORES: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
@@ -56,13 +56,13 @@ QUICK = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""How Spark's own side is played: for a handful of rows compiling takes longer than all else, and so does RocksDB."""
+"""Settings of queries on Spark's own operators. For a handful of rows, compilation and RocksDB would take most time."""
 ROCKSDB = {STORES: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
-"""Spark's own processors run on nothing else."""
+"""The state store that Spark's own processors require."""
 IS_SPARK_35 = pyspark.__version__.startswith("3.5.")
 SCHEMA_CHECK = "spark.sql.streaming.stateStore.stateSchemaCheck"
 RESTARTABLE = {SCHEMA_CHECK: "false"} if IS_SPARK_35 else {}
-"""Spark 3.5 refuses to restart some of its own joins with its check of schemas."""
+"""Settings without the check of state schemas, with which Spark 3.5 refuses to restart some of its own joins."""
 FIRST_FILE_AGE = 1_700_000_000
 END_SECONDS = 120
 TOLERANCE = 1e-9
@@ -74,8 +74,10 @@ Wrap = Callable[[DataFrame], DataFrame]
 
 @dataclass(frozen=True)
 class Played:
-    """What came out: the columns and their types, the rows of each step, sorted unless their order counts, and the
-    watermark that each step left; ``""`` where there is none, or where files were not played one by one.
+    """The output of a query: its columns with types, the rows of each step, and the watermark after each step.
+
+    The rows of a step are sorted unless their order counts. A watermark is ``""`` if the query has none, or if its
+    files were not played one by one.
     """
 
     columns: str
@@ -84,7 +86,10 @@ class Played:
 
 
 def play(spark: SparkSession, shape: Shape, folder: Path) -> Played:
-    """Play a shape on Spark's own operators; where those cannot run it as a stream, as a batch over all rows so far."""
+    """Play a shape on Spark's own operators.
+
+    If its oracle is ``batch``, run it as a batch query over all rows so far.
+    """
     quick = {**ALWAYS, **QUICK, **RESTARTABLE, **(ROCKSDB if shape.kind == "processor" else {})}
     with configured(spark, {**quick, **shape.conf}):
         if shape.oracle == "batch":
@@ -93,7 +98,7 @@ def play(spark: SparkSession, shape: Shape, folder: Path) -> Played:
 
 
 def play_ours(spark: SparkSession, shape: Shape, folder: Path) -> Played:
-    """Play a shape on frames that are wrapped, with root and copies in the folder."""
+    """Play a shape on wrapped frames, with root and local copies in the folder."""
     settings = Settings(root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=KEY_GROUPS)
 
     def wrap(frame: DataFrame) -> DataFrame:
@@ -108,7 +113,7 @@ def play_native_part(
 ) -> list[tuple[Rows, str]]:
     """Play some batches of a shape on Spark's own operators, one by one, and stop. Return their steps.
 
-    ``conf`` is the configuration beside that of ``play``, such as another state store.
+    ``conf`` is added to the configuration of ``play``, such as another state store.
     """
     quick = {**ALWAYS, **QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
     with configured(spark, {**quick, **shape.conf, **conf}):
@@ -123,7 +128,7 @@ def play_moved(
     settings: Settings,
     conf: Mapping[str, str] | None = None,
 ) -> Played:
-    """Move the Spark query of ``play_native_part`` to riffle, and play the other batches there, one by one."""
+    """Move the Spark query of ``play_native_part`` to riffle, and play its remaining batches there, one by one."""
     with configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
         move(spark, shape, folder, settings)
         numbers = range(len(native_steps), len(shape.batches))
@@ -168,7 +173,7 @@ def move(spark: SparkSession, shape: Shape, folder: Path, settings: Settings) ->
 
 @contextmanager
 def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    """Set settings of a session for a block."""
+    """Change the configuration of a session for a block."""
     before = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)
@@ -180,7 +185,7 @@ def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _by_batches(spark: SparkSession, shape: Shape) -> Played:
-    """Ask Spark's batch query after each batch."""
+    """Run Spark's batch query over all rows after each batch."""
     steps = list[Rows]()
     columns = ""
     for number in range(1, len(shape.batches) + 1):
@@ -198,11 +203,11 @@ def _by_batches(spark: SparkSession, shape: Shape) -> Played:
 
 
 class _Broken(Exception):
-    """How a sink fails once."""
+    """The error that the sink raises once."""
 
 
 class _Player:
-    """One query of a shape: its files, its checkpoint, and what it put out, by batch."""
+    """One query of a shape, with its files, its checkpoint, and its output by batch."""
 
     def __init__(
         self, spark: SparkSession, shape: Shape, folder: Path, wrap: Wrap, checkpoint: str = "checkpoint"
@@ -212,7 +217,7 @@ class _Player:
         self._query: StreamingQuery | None = None
         self._out: dict[int, Rows] = {}
         self._fed: set[int] = set()
-        """Batches that read a file."""
+        """The batches that read a file."""
         self._columns = self._watermark = ""
         self._breaks = False
         for name in shape.schemas:
@@ -239,7 +244,7 @@ class _Player:
             self._add(number)
             self._breaks = number == self._shape.breaks_in
             self._settle()
-            steps.append((self._taken(), self._watermark))
+            steps.append((self._output_since(), self._watermark))
             if number == self._shape.restart_after:
                 self._stop()
         return steps
@@ -261,10 +266,10 @@ class _Player:
         query = self._started(availableNow=True)
         if not query.awaitTermination(END_SECONDS):
             raise TimeoutError(f"{self._shape.name} did not end: {query.status}")
-        return [(self._taken(), "")]
+        return [(self._output_since(), "")]
 
     def _add(self, number: int) -> None:
-        """Add a batch's files, whole at once."""
+        """Add the files of a batch. Each appears with its whole content."""
         for name, table in self._shape.batches[number].items():
             hidden = self._folder / f"{name}.parquet"
             pq.write_table(table, hidden)
@@ -272,7 +277,7 @@ class _Player:
             hidden.replace(self._folder / name / f"{number:04d}.parquet")
 
     def _settle(self) -> None:
-        """Run until nothing is left to do, started anew where it stands or where its sink broke."""
+        """Run the query until it has processed all files. Start it if it is stopped or its sink failed."""
         for _ in range(2):
             query = self._query or self._started()
             try:
@@ -287,7 +292,7 @@ class _Player:
         raise AssertionError(f"{self._shape.name} broke twice")
 
     def _look_at(self, query: StreamingQuery) -> None:
-        """Keep what a query's reports say: which batches read files, and the newest watermark."""
+        """Collect from the reports of a query the batches that read files, and the newest watermark."""
         for report in query.recentProgress:
             if any(one["startOffset"] != one["endOffset"] for one in report["sources"] if _is_files(one)):
                 self._fed.add(report["batchId"])
@@ -300,7 +305,7 @@ class _Player:
         return self._query
 
     def writer(self) -> DataStreamWriter:
-        """Return the query's writer, with its output mode."""
+        """Return the writer of the query, with its output mode."""
         streams = {
             name: self._wrap(
                 self._spark.readStream.schema(from_arrow_schema(schema))
@@ -314,7 +319,7 @@ class _Player:
 
     @property
     def columns(self) -> str:
-        """The columns of what came out, ``""`` before the first batch."""
+        """The columns of the output, or ``""`` before the first batch."""
         return self._columns
 
     def _keep(self, frame: DataFrame, batch: int) -> None:
@@ -325,8 +330,8 @@ class _Player:
         self._columns = frame.schema.simpleString()
         self._out[batch] = rows
 
-    def _taken(self) -> Rows:
-        """Return what came since, as one step; of a complete answer the last one."""
+    def _output_since(self) -> Rows:
+        """Return the output since the last call as one step. In complete mode, it is the output of the last batch."""
         found = [rows for _, rows in sorted(self._out.items())]
         self._out.clear()
         if self._shape.mode == "complete":
@@ -352,18 +357,18 @@ def _sorted(rows: Rows, shape: Shape) -> Rows:
 
 
 def _rough(value: Any) -> Any:
-    """Return a value by which rows are sorted: floats of two sides may differ in their last digits."""
+    """Return the sort key of a value. Floats are rounded, because their last digits may differ between both sides."""
     if isinstance(value, list):
         return [_rough(each) for each in value]
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _encoded(value: Any) -> Any:
-    """Return the JSON form of a value, a struct as the list of its fields."""
+    """Return the JSON form of a value. A struct becomes the list of its fields."""
     if isinstance(value, (list, tuple)):
         return [_encoded(each) for each in value]
     if isinstance(value, datetime):
-        # Spark gives times of this machine's zone.
+        # Spark returns times in the time zone of this machine.
         return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
     if isinstance(value, date):
         return value.isoformat()
@@ -375,16 +380,19 @@ def _encoded(value: Any) -> Any:
 
 
 def difference(found: Played, expected: Played) -> str:
-    """Return in words what differs first, ``""`` if nothing does; numbers with fractions may by 1e-9 of their size."""
+    """Describe the first difference, or return ``""``.
+
+    Floats are equal if they differ by at most 1e-9 of their size.
+    """
     if found.columns != expected.columns:
         return f"columns are {found.columns}, expected {expected.columns}"
     if len(found.steps) != len(expected.steps):
         return f"there are {len(found.steps)} steps, expected {len(expected.steps)}"
-    for number, (rows, wanted) in enumerate(zip(found.steps, expected.steps, strict=True)):
-        if not _same(rows, wanted):
-            return f"step {number}: {_apart(rows, wanted)}"
-    # Spark's own has a batch without rows wherever the watermark went on, ours where something is due: then ours stands
-    # where the batch with rows did.
+    for number, (rows, expected_rows) in enumerate(zip(found.steps, expected.steps, strict=True)):
+        if not _same(rows, expected_rows):
+            return f"step {number}: {_row_difference(rows, expected_rows)}"
+    # Spark's operators run a batch without rows after every new watermark, riffle only if something is due. Without
+    # such a batch, the watermark of riffle is still that of the batch with rows.
     before = ["", *expected.watermarks]
     if not all(map(_between, before, found.watermarks, expected.watermarks)):
         return f"watermarks are {found.watermarks}, expected {expected.watermarks}"
@@ -392,13 +400,16 @@ def difference(found: Played, expected: Played) -> str:
 
 
 def _between(before: str, mark: str, after: str) -> bool:
-    """Tell whether a watermark is that of a step's batch with rows, or that of the one behind it."""
+    """Return whether a watermark is between those before and after a step of Spark."""
     return before <= mark <= after
 
 
-def _apart(rows: Rows, wanted: Rows) -> str:
-    told, due = Counter(map(json.dumps, rows)), Counter(map(json.dumps, wanted))
-    return f"too much {sorted((told - due).elements())}, missing {sorted((due - told).elements())}"
+def _row_difference(rows: Rows, expected_rows: Rows) -> str:
+    actual = Counter(map(json.dumps, rows))
+    expected = Counter(map(json.dumps, expected_rows))
+    surplus = sorted((actual - expected).elements())
+    missing = sorted((expected - actual).elements())
+    return f"too much {surplus}, missing {missing}"
 
 
 def _same(one: Any, other: Any) -> bool:

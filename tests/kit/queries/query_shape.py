@@ -1,6 +1,6 @@
-"""A shape: a query as people write it, the batches it is fed, and how it is played.
+"""A shape: a query as users write it, the batches of its input, and the way in which it is played.
 
-A shape's ``build`` is given frames of Spark's own or wrapped ones, and is the same function for both.
+The function ``build`` of a shape gets plain frames or wrapped ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 __all__ = ["EVENTS", "OTHERS", "PLAYS", "Batch", "Frames", "Shape", "beside", "events", "table_of"]
 
 Batch = Mapping[str, pa.Table]
-"""What comes at one time: a file for each stream that has one; a file may have no rows."""
+"""The files that arrive together, by stream. A stream may have no file, and a file no rows."""
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 EVENTS = pa.schema(
@@ -30,14 +30,14 @@ _WORD = re.compile(r"(-?\d+(?:\.\d+)?|\?)([a-z]+|_)(-?\d+|\?)?")
 
 
 class Frames:
-    """A query's streams by name, plain or wrapped."""
+    """The streams of a query by name, plain or wrapped."""
 
     def __init__(
         self, spark: SparkSession, streams: Mapping[str, DataFrame], again: Callable[[DataFrame], DataFrame]
     ) -> None:
         self.spark = spark
         self.again = again
-        """Wraps what Spark's own hands made of our frames, where frames are wrapped."""
+        """A function that wraps a frame that Spark made of wrapped frames, such as the result of ``spark.sql``."""
         self._streams = streams
 
     @property
@@ -47,25 +47,25 @@ class Frames:
 
     @property
     def others(self) -> DataFrame:
-        """The second one, of joins and unions: ``bt``, ``j``, ``m``."""
+        """The second stream, for joins and unions: ``bt``, ``j``, ``m``."""
         return self._streams["others"]
 
     def timed(self, delay: str = "10 seconds") -> DataFrame:
-        """Return the events with a watermark."""
+        """Return the first stream with a watermark."""
         return self.events.withWatermark("at", delay)
 
     def timed_others(self, delay: str = "10 seconds") -> DataFrame:
-        """Return the others with a watermark."""
+        """Return the second stream with a watermark."""
         return self.others.withWatermark("bt", delay)
 
     def sql(self, text: str, **views: DataFrame) -> DataFrame:
-        """Return what a statement makes of views of frames."""
+        """Return the result of a SQL statement over frames, which become views with these names."""
         for name, frame in views.items():
             frame.createOrReplaceTempView(name)
         return self.again(self.spark.sql(text))
 
     def names(self) -> DataFrame:
-        """Return a frame that is no stream: ``key``, ``name``."""
+        """Return a static frame with the columns ``key`` and ``name``."""
         return self.spark.createDataFrame([("a", "Ann"), ("b", "Bob"), ("z", "Zoe")], "key string, name string")
 
 
@@ -73,11 +73,13 @@ class Frames:
 class Shape:
     """A query, its batches and its output mode.
 
-    ``play``: ``each`` file when the query has settled, all of them ``together`` from the start, or under AvailableNow
-    (``now``). After batch ``restart_after`` the query is stopped and started again; in batch ``breaks_in`` its sink
-    fails once, and it is started again. ``oracle``: Spark's own ``stream``, or where it has none its ``batch`` query
-    over all rows so far. ``ordered``: the order of a batch's rows counts. ``owed`` says why ``riffle_spark.on`` does
-    not run it yet, ``differs`` why it answers otherwise, and is to.
+    ``play`` is ``each``: a file is added when the query has processed the previous one; ``together``: all files are
+    there at the start; or ``now``: the query uses the trigger AvailableNow. The query restarts after batch
+    ``restart_after``. In batch ``breaks_in`` its sink fails once, and the query restarts.
+
+    ``oracle`` is Spark's ``stream`` query or, if Spark cannot run it as a stream, its ``batch`` query over all rows so
+    far. ``ordered`` says that the order of the rows of a batch counts. ``owed`` is the reason why ``riffle_spark.on``
+    does not run the query yet, and ``differs`` the reason why its result differs from Spark's, and should.
     """
 
     name: str
@@ -105,18 +107,26 @@ class Shape:
 
     @property
     def digest(self) -> str:
-        """What it is fed and how it is played, to notice a recording that is older than its shape."""
+        """A digest of the input and the way of playing. It shows whether a recording is older than its shape."""
         fed = [[(name, table.to_pylist()) for name, table in batch.items()] for batch in self.batches]
-        told = [fed, self.mode, self.play, self.restart_after, self.breaks_in, self.oracle, sorted(self.conf.items())]
-        # Before version 26, pyarrow took the zone from pytz.
-        text = repr(told).replace("tzinfo=<UTC>", "tzinfo=zoneinfo.ZoneInfo(key='UTC')")
+        content = [
+            fed,
+            self.mode,
+            self.play,
+            self.restart_after,
+            self.breaks_in,
+            self.oracle,
+            sorted(self.conf.items()),
+        ]
+        # Before version 26, pyarrow used time zones of pytz.
+        text = repr(content).replace("tzinfo=<UTC>", "tzinfo=zoneinfo.ZoneInfo(key='UTC')")
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def table_of(text: str, schema: pa.Schema = EVENTS) -> pa.Table:
-    """Return rows told in words: ``12b7`` is second 12, key b, number 7; ``?`` is null, ``_`` a null key.
+    """Return the rows of a text, such as ``12b7`` for second 12, key b and number 7. ``?`` is null, ``_`` a null key.
 
-    The number is 1 where there is none. ``x`` and ``d`` are made of it.
+    Without a number, it is 1. The columns ``x`` and ``d`` are computed from the number.
     """
     rows = [_row(word) for word in text.split()]
     return pa.Table.from_arrays([pa.array(column, each.type) for column, each in _columns(rows, schema)], schema=schema)
@@ -144,7 +154,7 @@ def events(*texts: str) -> tuple[Batch, ...]:
 
 
 def beside(*texts: tuple[str | None, str | None]) -> tuple[Batch, ...]:
-    """Return batches of both streams; a stream that has ``None`` has no file there."""
+    """Return batches of both streams. A stream whose text is ``None`` has no file in that batch."""
     return tuple(
         {
             name: table_of(text, schema)

@@ -1,7 +1,7 @@
-"""Records checkpoints of Spark's own queries on an earlier Spark, for tests that move them.
+"""Record checkpoints of Spark's own queries on an earlier Spark, for tests that move them to riffle.
 
-Other tests move checkpoints of the Spark that is installed. Those of an earlier line are stored, an archive for each
-shape and state store. They are without the input, because the source compares only the names of its files.
+Other tests move checkpoints of the installed Spark. Those of an earlier Spark are stored in an archive for each shape
+and state store. The archives have no input, because the source compares only the names of its files.
 
 .venv-3.5.9/bin/python -m tests.kit.queries.record_checkpoints
 """
@@ -38,23 +38,23 @@ MOVED = (
     "outer_full",
     "groups_until_quiet",
 )
-"""One shape of each kind of state that moves."""
+"""One shape for each kind of state that can be moved."""
 STORES = {"hdfs": {}, "rocksdb": ROCKSDB}
 _STEPS = "steps.json"
 _FOLDER = re.compile(r"file:/+tmp/riffle-checkpoints-[^/]+/[^/]+/")
 
 
 def half_of(shape: Shape) -> int:
-    """Return after how many batches a shape moves."""
+    """Return the number of batches after which a shape moves."""
     return (len(shape.batches) + 1) // 2
 
 
 def unpack(shape: Shape, store: str, version: str, folder: Path) -> list[tuple[Rows, str]]:
-    """Unpack a recorded checkpoint into ``folder``, and return the steps that Spark made before it."""
+    """Unpack a recorded checkpoint into ``folder``, and return the steps that Spark ran before it was recorded."""
     with tarfile.open(_path(shape, store, version)) as archive:
         archive.extractall(folder, filter="data")
     for path in (folder / "checkpoint/sources").rglob("*"):
-        if path.is_file():  # The source looks for its files in its own folder.
+        if path.is_file():  # The paths of the input files become paths in this folder.
             path.write_text(_FOLDER.sub(f"file://{folder}/", path.read_text()))
     return [(rows, watermark) for rows, watermark in json.loads((folder / _STEPS).read_text())]
 
@@ -64,7 +64,7 @@ def _path(shape: Shape, store: str, version: str) -> Path:
 
 
 def main() -> int:
-    """Record all; return how many failed."""
+    """Record all checkpoints and return the number of failures."""
     environment()
     FOLDER.mkdir(parents=True, exist_ok=True)
     failed = 0

@@ -1,6 +1,6 @@
-"""Records what Spark makes of every shape: what later test runs compare with.
+"""Record the results of Spark's own operators for every shape. Later test runs compare with them.
 
-All versions of Spark give the same, so a shape has one recording, which lists the versions that gave it.
+All versions of Spark give the same results, so a shape has one recording, which lists these versions.
 
 .venv/bin/python -m tests.kit.queries.record_shapes            on the pinned Spark
 .venv-4.3.0/bin/python -m tests.kit.queries.record_shapes      on another: after ./run setup --spark 4.3.0
@@ -36,18 +36,18 @@ SMALL = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC
 
 
 def recorded(shape: Shape) -> Played:
-    """Return what Spark made of a shape."""
+    """Return the recorded results of Spark for a shape."""
     found = _read(shape)
     return Played(found["columns"], found["steps"], found["watermarks"])
 
 
 def is_recorded(shape: Shape, version: str = pyspark.__version__) -> bool:
-    """Return whether a version of Spark gave the recording: the installed one unless it is named."""
+    """Return whether a version of Spark, by default the installed one, gave the recorded results."""
     return _path(shape).exists() and version in _read(shape)["spark"]
 
 
 def digest_of(shape: Shape) -> str:
-    """Return the digest of what a recording was made of."""
+    """Return the digest of the shape from which the recording was made."""
     return str(_read(shape)["input"])
 
 
@@ -61,26 +61,26 @@ def _path(shape: Shape) -> Path:
 
 
 def _text(recording: Mapping[str, object]) -> str:
-    """Return JSON with a step a line."""
-    lines = [f'"{name}": {_told(value)}' for name, value in recording.items()]
+    """Return JSON text with one step per line."""
+    lines = [f'"{name}": {_json_of(value)}' for name, value in recording.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _told(value: object) -> str:
+def _json_of(value: object) -> str:
     if not isinstance(value, list) or all(isinstance(each, str) for each in value):
         return json.dumps(value, ensure_ascii=False)
     return "[\n" + ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in value) + "\n]"
 
 
 def main() -> int:
-    """Record the shapes named, or all; return how many failed."""
+    """Record the named shapes, or all, and return the number of failures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="shapes whose names begin with one of these, with commas between")
     options = parser.parse_args()
     environment()
     FOLDER.mkdir(parents=True, exist_ok=True)
     wanted = [shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))]
-    # Spark looks after old checkpoints until it stops: they go when it has.
+    # Spark uses old checkpoints until it stops, so the folder is deleted afterwards.
     with tempfile.TemporaryDirectory(prefix="riffle-queries-") as folder:
         spark = session()
         failed = [shape.name for shape in wanted if not _record(spark, shape, Path(folder))]
@@ -98,7 +98,10 @@ def session() -> SparkSession:
 
 
 def _record(spark: SparkSession, shape: Shape, folder: Path) -> bool:
-    """Write one recording, or add this version to it; return whether that succeeded, and print why not."""
+    """Write the recording of a shape, or add this version of Spark to it, and return whether this succeeded.
+
+    Print the reason of a failure.
+    """
     try:
         found = play(spark, shape, folder / shape.name)
     except Exception as error:  # noqa: BLE001 - the other shapes are recorded all the same

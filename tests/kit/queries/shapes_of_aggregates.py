@@ -1,4 +1,4 @@
-"""Aggregates in update mode, by the functions that they have, and in complete mode."""
+"""Shapes of aggregates: functions and keys in update mode, and queries in complete mode."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ TYPES: tuple[Batch, ...] = tuple(
 )
 
 
-def _update(name: str, build: Callable[[Frames], DataFrame], batches: Sequence[Batch] = FEW, **told: Any) -> Shape:
-    return Shape(name, told.pop("kind", "aggregate"), build, batches, "update", **told)
+def _update(
+    name: str, build: Callable[[Frames], DataFrame], batches: Sequence[Batch] = FEW, **shape_fields: Any
+) -> Shape:
+    return Shape(name, shape_fields.pop("kind", "aggregate"), build, batches, "update", **shape_fields)
 
 
 def _by_key(*columns: str) -> Callable[[Frames], DataFrame]:
-    """Return a query that aggregates by key what is told in SQL."""
-    return lambda given: given.events.groupBy("k").agg(*map(F.expr, columns))
+    """Return a query that groups by key with these aggregates in SQL."""
+    return lambda streams: streams.events.groupBy("k").agg(*map(F.expr, columns))
 
 
 AGGREGATES = (
-    _update("count_by_key", lambda given: given.events.groupBy("k").count(), restart_after=1),
+    _update("count_by_key", lambda streams: streams.events.groupBy("k").count(), restart_after=1),
     _update("sums", _by_key("sum(n) AS n", "sum(x) AS x", "sum(n * 2 + 1) AS m"), breaks_in=1),
     _update("extremes", _by_key("min(n)", "max(n)", "min(x)", "max(d)", "min(at)", "max(at)", "max(string(n))")),
     _update("first_and_last", _by_key("first(n)", "last(n)", "first(n, true)", "last(n, true)", "any_value(n)")),
@@ -56,49 +58,61 @@ AGGREGATES = (
         "sums_that_wrap", _by_key("sum(n) AS n", "try_sum(n) AS tried"), LARGE, conf={"spark.sql.ansi.enabled": "false"}
     ),
     _update("special_doubles", _by_key("min(x)", "max(x)", "sum(x)", "first(x, true)", "count(x)"), DOUBLES),
-    _update("keyless", lambda given: given.events.where("n > 2").groupBy().agg(F.expr("count(*)"), F.sum("n"))),
-    _update("rollup", lambda given: given.events.rollup("k", F.expr("n % 2 AS odd")).agg(F.count("*").alias("c"))),
+    _update("keyless", lambda streams: streams.events.where("n > 2").groupBy().agg(F.expr("count(*)"), F.sum("n"))),
+    _update("rollup", lambda streams: streams.events.rollup("k", F.expr("n % 2 AS odd")).agg(F.count("*").alias("c"))),
 )
 
 
-def _keyed(name: str, build: Callable[[Frames], DataFrame], batches: Sequence[Batch] = FEW, **told: Any) -> Shape:
-    return _update(name, build, batches, kind="key", **told)
+def _keyed(
+    name: str, build: Callable[[Frames], DataFrame], batches: Sequence[Batch] = FEW, **shape_fields: Any
+) -> Shape:
+    return _update(name, build, batches, kind="key", **shape_fields)
 
 
 KEYS = (
-    _keyed("two_keys", lambda given: given.events.groupBy("k", F.expr("n % 2").alias("odd")).count()),
-    _keyed("struct_key", lambda given: given.events.groupBy(F.struct("k", F.expr("n % 2 AS odd")).alias("s")).count()),
+    _keyed("two_keys", lambda streams: streams.events.groupBy("k", F.expr("n % 2").alias("odd")).count()),
+    _keyed(
+        "struct_key", lambda streams: streams.events.groupBy(F.struct("k", F.expr("n % 2 AS odd")).alias("s")).count()
+    ),
     _keyed(
         "null_struct_key",
-        lambda given: given.events.groupBy(F.expr("if(n > 2, struct(k), null) AS key")).agg(F.count("*").alias("c")),
+        lambda streams: streams.events.groupBy(F.expr("if(n > 2, struct(k), null) AS key")).agg(
+            F.count("*").alias("c")
+        ),
     ),
-    _keyed("double_key", lambda given: given.events.groupBy("x").count(), DOUBLES),
+    _keyed("double_key", lambda streams: streams.events.groupBy("x").count(), DOUBLES),
     _keyed(
         "typed_keys",
-        lambda given: given.events.groupBy("b", "raw", F.expr("date_add('2026-01-01', int(day)) AS day")).count(),
+        lambda streams: streams.events.groupBy("b", "raw", F.expr("date_add('2026-01-01', int(day)) AS day")).count(),
         TYPES,
     ),
-    _keyed("decimal_key", lambda given: given.events.groupBy("d").agg(F.count("*").alias("c"), F.sum("d").alias("s"))),
-)  # fmt: skip
+    _keyed(
+        "decimal_key", lambda streams: streams.events.groupBy("d").agg(F.count("*").alias("c"), F.sum("d").alias("s"))
+    ),
+)
 
 
-def _complete(name: str, build: Callable[[Frames], DataFrame], batches: Sequence[Batch] = FEW, **told: Any) -> Shape:
-    return Shape(f"complete_{name}", "complete", build, batches, "complete", **told)
+def _complete(
+    name: str, build: Callable[[Frames], DataFrame], batches: Sequence[Batch] = FEW, **shape_fields: Any
+) -> Shape:
+    return Shape(f"complete_{name}", "complete", build, batches, "complete", **shape_fields)
 
 
 COMPLETE = (
-    _complete("count", lambda given: given.events.groupBy("k").count(), restart_after=1),
+    _complete("count", lambda streams: streams.events.groupBy("k").count(), restart_after=1),
     _complete(
         "top",
-        lambda given: given.events.groupBy("k").agg(F.sum("n").alias("s")).orderBy(F.desc("s"), "k").limit(2),
+        lambda streams: streams.events.groupBy("k").agg(F.sum("n").alias("s")).orderBy(F.desc("s"), "k").limit(2),
         ordered=True,
     ),
     _complete(
         "late_counts",
-        lambda given: given.timed("1 second").groupBy(F.window("at", "5 seconds"), "k").agg(F.sum("n").alias("s")),
+        lambda streams: streams.timed("1 second").groupBy(F.window("at", "5 seconds"), "k").agg(F.sum("n").alias("s")),
         events("0a1 40a1", "1a1 2b3 41a1", "0a5 60c1"),
     ),
-    _complete("joined", lambda given: given.events.groupBy("k").count().join(given.names(), F.expr("k = key"), "left")),
-)  # fmt: skip
+    _complete(
+        "joined", lambda streams: streams.events.groupBy("k").count().join(streams.names(), F.expr("k = key"), "left")
+    ),
+)
 
 SHAPES = (*AGGREGATES, *KEYS, *COMPLETE)

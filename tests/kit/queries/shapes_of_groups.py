@@ -1,4 +1,4 @@
-"""``applyInPandasWithState`` and processors by ``transformWithStateInPandas``, as users write them."""
+"""Shapes of ``applyInPandasWithState`` and ``transformWithStateInPandas``, with functions as users write them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOTALS = "k string, c long, s long"
 
 
 def counted(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
-    """Count rows and add numbers."""
+    """Count the rows of a key and sum their numbers."""
     count, total = state.get if state.exists else (0, 0)
     for frame in frames:
         count, total = count + len(frame), total + int(frame["n"].sum())
@@ -33,7 +33,7 @@ def counted(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
 
 
 def told_when_large(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
-    """Say nothing before the sum is large, then forget."""
+    """Sum the numbers of a key. Return the sum and delete it as soon as it is greater than 4."""
     total = (state.get[0] if state.exists else 0) + sum(int(frame["n"].sum()) for frame in frames)
     if total > 4:
         state.remove()
@@ -43,7 +43,7 @@ def told_when_large(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
 
 
 def each_row(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
-    """Answer each row with its number, in a frame of its own."""
+    """Number the rows of a key, and return each row in a separate frame."""
     number = state.get[0] if state.exists else 0
     for frame in frames:
         for n in sorted(frame["n"]):
@@ -53,7 +53,7 @@ def each_row(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
 
 
 def until_quiet(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
-    """Tell what a key came to when it was quiet for ten seconds."""
+    """Return the count and the sum of a key ten seconds after its last row."""
     if state.hasTimedOut:
         count, total, _ = state.get
         state.remove()
@@ -68,7 +68,7 @@ def until_quiet(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
 
 
 def mixed_state(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
-    """Keep values of several types, nulls among them."""
+    """Keep values of several types, some of them null."""
     last, mean, seen = state.get if state.exists else (None, None, False)
     for frame in frames:
         last, mean = str(frame["k"].iloc[-1]) + str(len(frame)), float(frame["x"].mean())
@@ -78,15 +78,15 @@ def mixed_state(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
 
 def _groups(
     name: str, function: Function, *, key: Sequence[str] = ("k",), kept: str = "c long, s long",
-    time_out: str = "NoTimeout", batches: Sequence[Batch] = VISITS, mode: str = "update", **told: Any,
+    time_out: str = "NoTimeout", batches: Sequence[Batch] = VISITS, mode: str = "update", **shape_fields: Any,
 ) -> Shape:  # fmt: skip
-    out = told.pop("out", TOTALS)
+    out = shape_fields.pop("out", TOTALS)
 
-    def build(given: Frames) -> DataFrame:
-        rows = given.timed() if time_out == "EventTimeTimeout" else given.events
+    def build(streams: Frames) -> DataFrame:
+        rows = streams.timed() if time_out == "EventTimeTimeout" else streams.events
         return rows.groupBy(*key).applyInPandasWithState(function, out, kept, mode, time_out)
 
-    return Shape(f"groups_{name}", "groups", build, batches, mode, **told)
+    return Shape(f"groups_{name}", "groups", build, batches, mode, **shape_fields)
 
 
 QUIET: dict[str, Any] = {"kept": "c long, s long, newest long", "time_out": "EventTimeTimeout"}
@@ -104,14 +104,14 @@ GROUPS = (
 
 
 class Counted(Logic):
-    """A count in a value."""
+    """Counts the rows of a key in a value."""
 
     def init(self, handle: Any) -> None:
-        """Declare it."""
+        """Declare the value."""
         self._count = handle.getValueState("count", "count long")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
-        """Count."""
+        """Add the rows to the count and yield it."""
         before = self._count.get()
         count = (before[0] if before is not None else 0) + sum(1 for _ in rows)
         self._count.update((count,))
@@ -119,15 +119,15 @@ class Counted(Logic):
 
 
 class Listed(Logic):
-    """The numbers of a key in a list, and how often each came in a map."""
+    """Keeps the numbers of a key in a list, and the frequency of each number in a map."""
 
     def init(self, handle: Any) -> None:
-        """Declare both."""
+        """Declare the list and the map."""
         self._numbers = handle.getListState("numbers", "n long")
         self._times = handle.getMapState("times", "n long", "times long")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
-        """Append and count."""
+        """Append the numbers, count them, and yield their number and the highest frequency."""
         for row in rows:
             self._numbers.appendValue((row.n,))
             times = self._times.getValue((row.n,)) if self._times.containsKey((row.n,)) else (0,)
@@ -137,35 +137,35 @@ class Listed(Logic):
 
 
 class Quiet(Logic):
-    """Tell a key's count ten seconds after its last row."""
+    """Returns the count of a key ten seconds after its last row."""
 
     def init(self, handle: Any) -> None:
-        """Declare the count, and keep the handle for timers."""
+        """Declare the count and keep the handle."""
         self._handle = handle
         self._count = handle.getValueState("count", "count long")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
-        """Count and set the timer anew."""
-        given = list(rows)
+        """Add the rows to the count, and replace the timer."""
+        batch_rows = list(rows)
         before = self._count.get()
-        self._count.update(((before[0] if before is not None else 0) + len(given),))
+        self._count.update(((before[0] if before is not None else 0) + len(batch_rows),))
         for due in list(self._handle.listTimers()):
             self._handle.deleteTimer(due)
-        self._handle.registerTimer(max(millis(row.at) for row in given) + 10_000)
+        self._handle.registerTimer(max(millis(row.at) for row in batch_rows) + 10_000)
         return iter(())
 
     def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
-        """Tell it and forget."""
+        """Yield the count and delete it."""
         count = self._count.get()[0]
         self._count.clear()
         yield {"k": key[0], "c": count}
 
 
 class Forgetful(Counted):
-    """A count that begins anew after three rows."""
+    """Counts the rows of a key, and starts again after three rows."""
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:
-        """Count, and forget."""
+        """Add the rows to the count. If there are three or more, yield the count and delete it."""
         for found in super().rows(key, rows, timers):
             if found["c"] >= 3:
                 self._count.clear()
@@ -173,10 +173,10 @@ class Forgetful(Counted):
 
 
 class Started(Counted):
-    """A count that begins with what is told at first."""
+    """Starts the count with the number from the initial state."""
 
     def initial(self, key: tuple[Any, ...], row: Any) -> None:  # noqa: ARG002
-        """Take it."""
+        """Store the number of the initial state."""
         self._count.update((row.known,))
 
 
@@ -185,32 +185,32 @@ COUNTS = "k string, c long"
 
 def _processor(
     name: str, logic: Callable[[], Logic], *, time: str = "None", batches: Sequence[Batch] = VISITS,
-    mode: str = "update", starts: bool = False, **told: Any,
+    mode: str = "update", starts: bool = False, **shape_fields: Any,
 ) -> Shape:  # fmt: skip
-    def build(given: Frames) -> DataFrame:
-        rows = given.timed() if time == "EventTime" else given.events
-        first = given.names().selectExpr("key AS k", "length(name) AS known").groupBy("k") if starts else None
+    def build(streams: Frames) -> DataFrame:
+        rows = streams.timed() if time == "EventTime" else streams.events
+        first = streams.names().selectExpr("key AS k", "length(name) AS known").groupBy("k") if starts else None
         return rows.groupBy("k").transformWithStateInPandas(InPandas(logic()), COUNTS, mode, time, first)
 
-    return Shape(f"processor_{name}", "processor", build, batches, mode, **told)
+    return Shape(f"processor_{name}", "processor", build, batches, mode, **shape_fields)
 
 
-def _dated(given: Frames) -> DataFrame:
-    """A processor whose answer has an event time, and windows of that."""
+def _dated(streams: Frames) -> DataFrame:
+    """Return windows over the output of a processor that has an event-time column."""
     out = "k string, c long, at timestamp"
-    rows = given.timed().groupBy("k")
-    told = rows.transformWithStateInPandas(InPandas(Dated()), out, "append", "EventTime", None, "at")
-    return told.groupBy(F.window("at", "10 seconds")).agg(F.sum("c").alias("c"))
+    rows = streams.timed().groupBy("k")
+    shape_fields = rows.transformWithStateInPandas(InPandas(Dated()), out, "append", "EventTime", None, "at")
+    return shape_fields.groupBy(F.window("at", "10 seconds")).agg(F.sum("c").alias("c"))
 
 
 class Dated(Counted):
-    """A count, with the newest time that it is of."""
+    """Counts the rows of a key, and returns their newest time with the count."""
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:
-        """Count."""
-        given = list(rows)
-        for found in super().rows(key, iter(given), timers):
-            yield {**found, "at": max(row.at for row in given)}
+        """Yield the count and the newest time of the rows."""
+        batch_rows = list(rows)
+        for found in super().rows(key, iter(batch_rows), timers):
+            yield {**found, "at": max(row.at for row in batch_rows)}
 
 
 PROCESSORS = (

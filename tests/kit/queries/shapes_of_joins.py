@@ -1,4 +1,4 @@
-"""Joins of two streams: inner, outer and semi, by equal keys, windows and bounds of time."""
+"""Shapes of stream-stream joins: inner, outer and semi joins by equal keys, windows and ranges of time."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ PAIRS = beside(
     ("120z1 63c1 64_1", "120y1"),
     ("200z1", "200y1"),
 )
-"""Pairs at once and across batches, many of one key, late rows on either side, null keys, files for one side alone."""
+"""Rows that pair within and across batches, keys with many rows, late rows, null keys, and batches of one stream."""
 FEW = beside(("0a1 1b2 2a3", "0a5 3b1"), ("4a1 30c1", "5a2 31c1 32d1"), ("60a1", "61b1"), ("120z1", "121z1"))
 UNBOUNDED = beside(("0a1", "0a1 60b1"), ("1a1", "5a2"), ("2a1", "61a1"), ("120z1", "55z1 130a1"), ("130z1", "100z1"))
-"""Rows that a batch without rows would make late: Spark has none where no row ever leaves."""
+"""Rows that would be late after a batch without rows. Spark runs no such batch if rows never expire."""
 
 
-def _join(kind: str, name: str, build: Build, batches: Sequence[Batch] = PAIRS, **told: Any) -> Shape:
-    return Shape(f"{kind}_{name}", kind, build, batches, **told)
+def _join(kind: str, name: str, build: Build, batches: Sequence[Batch] = PAIRS, **shape_fields: Any) -> Shape:
+    return Shape(f"{kind}_{name}", kind, build, batches, **shape_fields)
 
 
 def _on(how: str, condition: str, *, timed: bool = True) -> Build:
-    """Return a query that joins events with others on a condition told in SQL."""
+    """Return a query that joins both streams on a SQL condition."""
 
-    def build(given: Frames) -> DataFrame:
-        left = (given.timed() if timed else given.events).select("at", "k", "n")
-        return left.join(given.timed_others("5 seconds") if timed else given.others, F.expr(condition), how)
+    def build(streams: Frames) -> DataFrame:
+        left = (streams.timed() if timed else streams.events).select("at", "k", "n")
+        return left.join(streams.timed_others("5 seconds") if timed else streams.others, F.expr(condition), how)
 
     return build
 
 
 def _in_windows(how: str) -> Build:
-    """Return a query that joins by key and window."""
+    """Return a query that joins both streams by key and window."""
 
-    def build(given: Frames) -> DataFrame:
-        left = given.timed().select(F.window("at", "10 seconds").alias("w"), "k", "n")
-        right = given.timed_others().select(F.window("bt", "10 seconds").alias("v"), "j", "m")
+    def build(streams: Frames) -> DataFrame:
+        left = streams.timed().select(F.window("at", "10 seconds").alias("w"), "k", "n")
+        right = streams.timed_others().select(F.window("bt", "10 seconds").alias("v"), "j", "m")
         return left.join(right, F.expr("w = v AND k = j"), how)
 
     return build

@@ -14,15 +14,15 @@ from pyspark.sql import types
 __all__ = ["COLLATED", "KEPT", "READABLE", "REFUSED", "RefusedColumn", "TypeColumn", "exploded", "vector_of"]
 
 _HAS_SPARK4 = hasattr(types, "VariantType")
-"""Whether Spark has variants and collations."""
+"""Whether Spark has the types variant and collated string."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeColumn:
-    """A column of one type: ``values`` are SQL expressions that the rows have in turn, and then NULL.
+    """A column of one type. The rows have the SQL expressions ``values`` in turn, followed by NULL.
 
-    ``is_key`` and ``is_ordered`` say whether Spark groups by it and compares it. ``pandas`` says whether Spark's pandas
-    functions take all of its values.
+    ``is_key`` says whether Spark groups by the type, ``is_ordered`` whether it compares the type. ``pandas`` says
+    whether Spark's pandas functions accept all of the values.
     """
 
     name: str
@@ -40,15 +40,18 @@ class TypeColumn:
 
     @property
     def text(self) -> str:
-        """The column's values as text that tells all of them apart, also bytes that are not UTF-8."""
+        """A SQL expression that shows the column as text.
+
+        Different values have different texts, even if not valid UTF-8.
+        """
         return f"to_json({self.name})" if self.type == "variant" else f"hex(CAST({self.name} AS STRING))"
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedColumn:
-    """A column of a type that is refused as a value.
+    """A column of a type that riffle refuses as a value.
 
-    ``sql`` is over ``n``. ``path`` and ``type`` are what the message names, ``remedy`` is a part of the remedy.
+    ``sql`` is an expression over ``n``. ``path`` and ``type`` occur in the message, and ``remedy`` in its remedy.
     """
 
     name: str
@@ -108,8 +111,10 @@ _NESTED = (
 
 
 def _struct_of(columns: Sequence[TypeColumn]) -> str:
-    """Return SQL of a struct with a NOT NULL field of each column."""
-    fields = (f"'{one.name[2:]}', coalesce({one.sql}, CAST({one.values[0]} AS {one.type}))" for one in columns)
+    """Return the SQL of a struct with a NOT NULL field for each column."""
+    fields = (
+        f"'{column.name[2:]}', coalesce({column.sql}, CAST({column.values[0]} AS {column.type}))" for column in columns
+    )
     return f"named_struct({', '.join(fields)})"
 
 
@@ -118,7 +123,7 @@ _NOT_NULL = _struct_of(_SCALARS)
 
 @dataclass(frozen=True, slots=True)
 class _Whole(TypeColumn):
-    """A column whose SQL is its only value, so that what is NOT NULL inside stays so."""
+    """A column whose SQL is its only value. It adds no cast, so fields that are NOT NULL remain so."""
 
     @property
     def sql(self) -> str:
@@ -144,18 +149,18 @@ _WHOLE = (
 )  # fmt: skip
 
 KEPT: Sequence[TypeColumn] = tuple(
-    one for one in (*_SCALARS, *_NESTED, *_WHOLE) if one.type != "variant" or _HAS_SPARK4
+    column for column in (*_SCALARS, *_NESTED, *_WHOLE) if column.type != "variant" or _HAS_SPARK4
 )
-"""What is kept as in Spark."""
+"""Columns of the types that riffle stores as Spark does."""
 _UNREADABLE = ("c_invalid", "c_timestamp_far", "c_ntz_far")
 _NULL_IN_PANDAS = ("c_float", "c_double")
-"""pandas gives NaN back as NULL."""
-_IN_REQUIRED = [one for one in _SCALARS if one.pandas and one.name not in _NULL_IN_PANDAS]
+"""pandas returns NaN as NULL in these columns."""
+_IN_REQUIRED = [column for column in _SCALARS if column.pandas and column.name not in _NULL_IN_PANDAS]
 READABLE: Sequence[TypeColumn] = (
-    *(one for one in KEPT if one.name not in _UNREADABLE and not one.name.startswith("c_required")),
+    *(column for column in KEPT if column.name not in _UNREADABLE and not column.name.startswith("c_required")),
     _Whole("c_readable_required", "struct", (f"CASE WHEN n % 3 > 0 THEN {_struct_of(_IN_REQUIRED)} END",)),
 )
-"""What pandas can hold: text that is UTF-8, and times between 1677 and 2262."""
+"""Columns whose values pandas can hold: text is valid UTF-8, and times are between 1677 and 2262."""
 _COLLATED = (
     _Whole("c_collated", "string", ("CASE WHEN n % 3 > 0 THEN CAST(n AS STRING) COLLATE UTF8_LCASE END",)),
     _Whole(
@@ -164,7 +169,7 @@ _COLLATED = (
     ),
 )  # fmt: skip
 COLLATED: Sequence[TypeColumn] = _COLLATED if _HAS_SPARK4 else ()
-"""What is kept as a value, and is neither a key nor compared."""
+"""Columns that can be stored as values, but cannot be keys and are not compared."""
 REFUSED: Sequence[RefusedColumn] = (
     RefusedColumn("r_months", "INTERVAL '1-2' YEAR TO MONTH", "r_months", "interval year to month", "make_ym_interval"),
     RefusedColumn("r_years", "INTERVAL '3' YEAR", "r_years", "interval year", "make_ym_interval"),
@@ -186,14 +191,22 @@ REFUSED: Sequence[RefusedColumn] = (
         "r_vectors", "array(vector_of(n))", "r_vectors.element", "VectorUDT (a user-defined type)", "vector_to"
     ),
 )
-"""What is refused as a value, and so everywhere. ``vector_of`` is a function that makes vectors of Spark ML."""
+"""Columns whose types riffle refuses as values, and thus everywhere.
+
+The function ``vector_of`` makes vectors of Spark ML.
+"""
 
 
 def exploded(columns: Sequence[TypeColumn]) -> list[str]:
-    """Return SQL of a row for each column, ``t`` being its number: the others are NULL in it."""
-    return ["n", "k", "t", *(f"CASE WHEN t = {at} THEN {one.name} END AS {one.name}" for at, one in enumerate(columns))]
+    """Return SQL that shows only column number ``t`` of a row. The other columns are NULL."""
+    return [
+        "n",
+        "k",
+        "t",
+        *(f"CASE WHEN t = {at} THEN {column.name} END AS {column.name}" for at, column in enumerate(columns)),
+    ]
 
 
 def vector_of(number: int) -> DenseVector:
-    """Return a vector of Spark ML."""
+    """Return a vector of Spark ML with this number."""
     return Vectors.dense([float(number)])

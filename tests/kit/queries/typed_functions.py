@@ -1,4 +1,4 @@
-"""Users' functions that keep a value of each type in their state and answer what they read back of it."""
+"""Functions of users that keep a value of each type in their state, and return the values that they read back."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ VALUES: dict[str, tuple[str, list[Any]]] = {
     "s_nested": ("array<struct<m: map<string, array<int>>, s: string>>", [[({"k": [1, None]}, "y")], []]),
     "s_interval": ("interval day to second", [timedelta(days=1, microseconds=5), timedelta(days=-9)]),
 }
-"""By the name of a field: its type in DDL, and values that are read back as they were written."""
+"""The type in DDL and the values of each field, by name. The values are read back as they were written."""
 STATE = ", ".join(f"{name} {kind}" for name, (kind, _) in VALUES.items())
-"""The state's schema in DDL."""
+"""The schema of the state in DDL."""
 STATE_CELLS = sum(len(values) + 1 for _, values in VALUES.values())
-"""How many values are kept, NULL of each type included."""
+"""The number of stored values, including NULL of each type."""
 ANSWER = "k string, n long, read string"
 
 
 def _kept(number: int) -> tuple[Any, ...]:
-    """Return a value of each type, ``None`` among them, that belongs to a number."""
+    """Return the values of all types for a number, some of them ``None``."""
     return tuple([*values, None][number % (len(values) + 1)] for _, values in VALUES.values())
 
 
@@ -53,12 +53,12 @@ def _numbers(frames: Iterable[pd.DataFrame]) -> list[int]:
 
 
 def shown(read: object) -> str:
-    """Return values as text; PySpark reads binary as ``bytes`` or as ``bytearray``."""
+    """Return values as text, which is the same for ``bytes`` and ``bytearray``. PySpark reads binary as either."""
     return re.sub(r"bytearray\((b'[^']*')\)", r"\1", repr(read))
 
 
 def keeps_types(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Answer for each row what the state was before it, for ``applyInPandasWithState``."""
+    """Return for each row the state before it, for ``applyInPandasWithState``."""
     for n in _numbers(frames):
         read = shown(state.get) if state.exists else ""
         state.update(_kept(n // 2))
@@ -66,19 +66,19 @@ def keeps_types(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any
 
 
 def gives_back(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Answer rows as they came, for ``applyInPandasWithState``."""
+    """Return the rows unchanged, for ``applyInPandasWithState``."""
     del key, state
     yield from frames
 
 
 class GivesBack(StatefulProcessor):
-    """Answers rows as they came, in either form."""
+    """Returns the rows unchanged, in both forms of processors."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep nothing."""
+        """Declare no state."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Answer them."""
+        """Yield the rows."""
         yield from rows
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Plays a query over rows of many types on Spark's own operators and wrapped, with a restart between any two files.
+"""Run a query over rows of many types on Spark's own operators or wrapped, with a restart before each file.
 
-Each run of a query reads one more file. Local copies of state are deleted between two runs, so state is read back from
-the root.
+Each run of the query reads one more file. Local copies of state are deleted between runs, so state is read from the
+root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kit.queries.type_columns import TypeColumn
 __all__ = ["ROWS_PER_FILE", "Build", "add_file", "check_cells", "play", "stream", "typed", "wrapped"]
 
 Build = Callable[[DataFrame, DataFrame], DataFrame]
-"""Makes a query of two streams of rows ``n``, ``k``, which read the same files."""
+"""A function that makes a query of two streams. Both have the columns ``n`` and ``k`` and read the same files."""
 Run = Sequence[Mapping[str, object]]
 
 ROWS_PER_FILE = 8
@@ -30,7 +30,7 @@ _SCHEMA = "n long, k string"
 
 
 def add_file(folder: Path, number: int) -> None:
-    """Add a file of rows, each with its number and one of two keys."""
+    """Add a file of rows with a number and one of two keys."""
     (folder / "rows").mkdir(parents=True, exist_ok=True)
     numbers = range(number * ROWS_PER_FILE, (number + 1) * ROWS_PER_FILE)
     table = pa.table({"n": pa.array(numbers, pa.int64()), "k": [f"key {n % 2}" for n in numbers]})
@@ -38,18 +38,18 @@ def add_file(folder: Path, number: int) -> None:
 
 
 def stream(spark: SparkSession, folder: Path) -> DataFrame:
-    """Read the files as a stream."""
+    """Return the rows of the files as a stream."""
     return spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "rows"))
 
 
 def wrapped(frame: DataFrame, folder: Path) -> DataFrame:
-    """Wrap a stream, with root and local copies below a folder."""
+    """Return a wrapped stream, with root and local copies below a folder."""
     settings = Settings(root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8)
     return riffle_spark.on(frame, settings=settings)
 
 
 def typed(frame: DataFrame, columns: Sequence[TypeColumn]) -> DataFrame:
-    """Return rows with columns of types."""
+    """Return the rows of a frame with additional columns of these types."""
     return frame.selectExpr("n", "k", *[f"{one.sql} AS {one.name}" for one in columns])
 
 
@@ -63,7 +63,7 @@ def play(
     files: int = 3,
     source: Callable[[SparkSession, Path], DataFrame] = stream,
 ) -> list[Run]:
-    """Run a query once per file, and return the rows of each run, sorted. ``source`` reads the files of a folder."""
+    """Run a query once per file, and return the sorted rows of each run. ``source`` reads the files of a folder."""
     runs = list[Run]()
     for number in range(files):
         add_file(folder, number)
@@ -83,7 +83,7 @@ def play(
 
 
 def check_cells(found: Sequence[Run], expected: Sequence[Run]) -> None:
-    """Fail with a line for each column of a run that differs."""
+    """Fail with a line for each column that differs in a run."""
     assert any(expected)
     lines = []
     for run, (rows, wanted) in enumerate(zip(found, expected, strict=True)):

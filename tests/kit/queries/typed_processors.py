@@ -16,9 +16,9 @@ __all__ = ["KeepsTypes"]
 
 
 class KeepsTypes(StatefulProcessor):
-    """Returns what a value, a list or a map of each type held before each row, and differences from what was written.
+    """Keeps a value, a list or a map of each type, and returns its contents before each row.
 
-    A map has each value also as a key.
+    The column ``wrong`` shows contents that differ from what was written. In a map each value is also the key.
     """
 
     def __init__(self, way: str, names: tuple[str, ...]) -> None:
@@ -37,7 +37,7 @@ class KeepsTypes(StatefulProcessor):
         self._number = handle.getValueState("number", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Return one row for each input row, and write the next value of each type."""
+        """Yield one row for each input row, and then store the next value of each type."""
         frames = list(rows)
         is_pandas = isinstance(frames[0], pd.DataFrame)
         numbers = [int(n) for frame in frames for n in frame["n"]] if is_pandas else [row.n for row in frames]
@@ -82,7 +82,10 @@ class KeepsTypes(StatefulProcessor):
 
 
 def _is_equal(read: Any, expected: Any) -> bool:
-    """Compare what was read with Python's own values. Spark 4.0 reads lists within lists as NumPy arrays."""
+    """Return whether the read value equals the expected one. Lists that contain NumPy arrays never do.
+
+    Spark 4.0 reads lists within lists as NumPy arrays.
+    """
     try:
         return bool(read == expected)
     except ValueError:
@@ -95,7 +98,10 @@ def _value(name: str, number: int) -> Any:
 
 
 def plainly(value: Any) -> Any:
-    """Return a value in the form that is the same whether PySpark read it through pandas (lists in 4.0) or not."""
+    """Return a value in a form that is the same whether PySpark read it through pandas or not.
+
+    Spark 4.0 reads lists through pandas.
+    """
     if isinstance(value, pd.Timestamp):
         return None if value is pd.NaT else value.tz_localize(None).to_pydatetime()
     if value is pd.NaT or value is None or (isinstance(value, float) and np.isnan(value)):

@@ -1,6 +1,6 @@
 """A processor that keeps texts in a value, a list and a map. It runs without Spark, on a root in a folder.
 
-``tests/data/roots/0.1-bounded-text`` holds its first batch, of a version that accepted ``char`` and ``varchar``.
+``tests/data/roots/0.1-bounded-text`` has its first batch, of a version that accepted ``char`` and ``varchar``.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ROWS = pa.schema([("k", pa.string()), ("v", pa.string())])
 
 
 class KeepsTexts(StatefulProcessor):
-    """Answers with the texts that it keeps, and keeps one more."""
+    """Returns the stored texts of a key, and stores one more text per row."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the variables, whose values are of this type."""
+        """Declare the variables with values of the type ``kind``."""
         self._value = handle.getValueState("value", f"v {self._kind}")
         self._list = handle.getListState("list", f"v {self._kind}")
         self._map = handle.getMapState("map", f"v {self._kind}", f"v {self._kind}")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Answer the value, the list and the map as one text."""
+        """Yield the value, the list and the map as one text, and then store the text of the row."""
         for row in rows:
             value = self._value.get()
             listed = [each[0] for each in self._list.get()]
@@ -50,9 +50,9 @@ class KeepsTexts(StatefulProcessor):
 
 
 def feed(folder: Path, kind: str) -> dict[str, str]:
-    """Start the query as a new driver does on the root ``folder/state``, and run a batch with one row of each key.
+    """Run a batch with one row of each key, as the first batch of a new driver on the root ``folder/state``.
 
-    Return the texts that were kept of each key before the batch.
+    Return the texts that each key had before the batch.
     """
     declared = transform_with_state(KeepsTexts(kind), key="k", output="k string, kept string", store="texts")
     query = FolderQuery(folder, operator_of(declared.store, declared.key, declared.compute, (), _ROWS), "texts")

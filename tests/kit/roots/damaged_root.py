@@ -1,4 +1,4 @@
-"""Roots of simulated queries that are damaged on purpose: each kind of object, in each way."""
+"""Damage roots of simulated queries on purpose: each kind of object, in each way."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one, totals
 
 FULL_EVERY = 16
-"""Every so many records of these logs one is full."""
+"""The distance of full records in these logs."""
 BATCHES = FULL_EVERY + 4
 KEYS = ("a", "b", "c", "d", "e")
 
 
 def grown(folder: Path, seed: int) -> Path:
-    """Run batches, each of one row: batch v adds v to a key."""
+    """Run a query in a folder and return the folder. Each batch ``v`` has one row, which adds ``v`` to a key."""
     world = world_of(folder, seed)
     checkpoint = written_checkpoint(folder / "checkpoint", query_id=world.query_id)
     with pytest.MonkeyPatch.context() as patch:
@@ -38,13 +38,13 @@ def grown(folder: Path, seed: int) -> Path:
 
 
 def world_of(folder: Path, seed: int = 5, **settings: object) -> World:
-    """Return a query of one store on the root in a folder, whose executors have no copies yet."""
+    """Return a query of one store on the root in a folder. Its executors have no local copies."""
     given = {"operators": [totals()], "root": f"file://{folder}/state", "retained_versions": 100, **settings}
     return World(folder / "local", seed=seed, **given)  # type: ignore[arg-type]
 
 
 def held_at(version: int, *later: int) -> dict[object, tuple[object, ...]]:
-    """Return the state after a batch, and after batches that add more to every key."""
+    """Return the expected state after a batch, and after further batches that add the values ``later`` to every key."""
     found: dict[object, tuple[int, int]] = {}
     added = [(KEYS[v % len(KEYS)], v) for v in range(version + 1)] + [(key, value) for value in later for key in KEYS]
     for key, value in added:
@@ -54,22 +54,22 @@ def held_at(version: int, *later: int) -> dict[object, tuple[object, ...]]:
 
 
 def root_of(world: World) -> Path:
-    """Return the folder that holds a world's objects."""
+    """Return the folder with the objects of a world."""
     return Path(world.home.root.removeprefix("file://"))
 
 
 def checkpoint_of(world: World) -> str:
-    """Return the checkpoint beside a world's root."""
+    """Return the checkpoint next to the root of a world."""
     return str(root_of(world).parent / "checkpoint")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Return all files below a folder, with what they hold."""
+    """Return the contents of all files below a folder, by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def object_of(world: World, kind: str) -> str:
-    """Return the name of an object that the newest record needs, of a kind."""
+    """Return the name of an object of a kind that the newest record needs."""
     log = world.log()
     assert log.tail is not None
     sequence = log.tail.sequence
@@ -81,13 +81,13 @@ def object_of(world: World, kind: str) -> str:
 
 
 def flipped(data: bytes) -> bytes:
-    """Flip a bit in the last quarter."""
+    """Return data with one flipped bit at the start of the last quarter."""
     at = len(data) * 3 // 4
     return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 
 def newer(data: bytes) -> bytes:
-    """Say that a record, or a part, is of a later format; nothing else is changed."""
+    """Return a record or part that claims a later format and is otherwise unchanged."""
     if b"riffle-log" in data[:40]:
         return re.sub(rb'"format":\d', b'"format":99', data, count=1)
     table = pa.ipc.open_stream(data).read_all()
@@ -96,7 +96,7 @@ def newer(data: bytes) -> bytes:
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(table.replace_schema_metadata(schema.metadata))
     found = sink.getvalue().to_pybytes()
-    assert len(found) == len(data), "it lies where the other one lay"
+    assert len(found) == len(data), "the changed part has another length"
     return found
 
 
@@ -111,7 +111,7 @@ WAYS: Mapping[str, Callable[[bytes, bytes], bytes | None]] = {
 
 
 def damage(world: World, name: str, way: str, other: Path) -> Mapping[str, bytes | None]:
-    """Damage one object's file in a way; return what the files held that are others now."""
+    """Damage an object in a way, and return the previous contents of all changed files."""
     if way == "from a newer format" and not name.startswith(paths.LOG):
         return listed_so(world, name, newer)
     kind = next(folder for folder in ("log", "delta", "totals", "tails") if name.startswith(folder))
@@ -122,7 +122,10 @@ def damage(world: World, name: str, way: str, other: Path) -> Mapping[str, bytes
 
 
 def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapping[str, bytes | None]:
-    """Change each part of an object that the newest record lists, which then lists it so; return what files held."""
+    """Change each part of an object, and write a newest record that lists the changed parts.
+
+    Return the previous contents of all changed files.
+    """
     log = world.log()
     assert log.tail is not None
     data = bytearray((root_of(world) / name).read_bytes())
@@ -157,7 +160,7 @@ def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapp
 
 
 def newest_without(world: World, name: str) -> int:
-    """Return the newest batch whose record is not this object, and neither needs nor lists it."""
+    """Return the newest batch whose record is not this object and neither needs nor lists it."""
     log = world.log()
     assert log.tail is not None
     for sequence in range(log.tail.sequence, -1, -1):
@@ -168,15 +171,15 @@ def newest_without(world: World, name: str) -> int:
             | log.manifest_of(record).object_names()
         ):
             return record.version
-    raise AssertionError("all need it")
+    raise AssertionError(f"all records need {name}")
 
 
 def put_back(world: World, files: Mapping[str, bytes | None]) -> Mapping[str, bytes | None]:
-    """Put objects in place of what is there, as from a backup; return that."""
-    there = {}
+    """Replace objects by these contents, as from a backup, and return the previous contents."""
+    previous = {}
     for name, data in files.items():
         path = root_of(world) / name
-        there[name] = path.read_bytes() if path.exists() else None
+        previous[name] = path.read_bytes() if path.exists() else None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True) if data is None else path.write_bytes(data)
-    return there
+    return previous

@@ -1,7 +1,7 @@
-"""A query whose state has everything that a root can hold, and what it must hold by plain Python.
+"""A query whose state has everything that a root can hold, and its expected state in plain Python.
 
-``totals`` are an aggregate, ``tails`` a function on Arrow that forgets keys, ``diary`` a processor with a value, a
-list, a map and timers of event time. No row is ever late: batches overlap in time by less than the watermark's delay.
+``totals`` is an aggregate, ``tails`` an Arrow function that deletes keys, and ``diary`` a processor with a value, a
+list, a map and event-time timers. No row is ever late: batches overlap in time by less than the watermark delay.
 """
 
 # ruff: noqa: ARG002 - PySpark's arguments
@@ -40,11 +40,11 @@ _KEYS = 40
 _ROWS = 14
 
 State: TypeAlias = dict[str, dict[str, Any]]
-"""By store and key what is kept, in the types of JSON."""
+"""The stored values by store and key, in the types of JSON."""
 
 
 def batch(number: int) -> list[dict[str, Any]]:
-    """Return the rows that file ``number`` holds: a negative value makes its key be forgotten."""
+    """Return the rows of file ``number``. A negative value deletes its key."""
     chance, rows = random.Random(f"diary/{number}"), []
     for place in range(_ROWS):
         value = chance.choice([-1, *range(8)])
@@ -54,20 +54,20 @@ def batch(number: int) -> list[dict[str, Any]]:
 
 
 def as_json(number: int) -> list[dict[str, Any]]:
-    """Return the same as Spark reads them from a file."""
+    """Return the rows of file ``number`` in the JSON form that Spark reads."""
     return [
         {**row, "at": f"{datetime.fromtimestamp(row['at'] / 1000, timezone.utc):%FT%T.%f}Z"} for row in batch(number)
     ]
 
 
 def table(numbers: Iterable[int]) -> pa.Table:
-    """Return the rows of several files as a batch."""
+    """Return the rows of several files as one batch."""
     rows = [{**row, "at": row["at"] * 1000} for number in numbers for row in batch(number)]
     return pa.Table.from_pylist(rows, schema=ROWS)
 
 
 class Diary(StatefulProcessor):
-    """Keeps a key's sums, its values and how often each came, until its event time has passed."""
+    """Keeps the sums of a key, its values, and the frequency of each value. A timer deletes the values."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare a variable of each kind."""
@@ -77,7 +77,7 @@ class Diary(StatefulProcessor):
         self.counts = handle.getMapState("counts", "v long", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        """Take the rows and move the timer behind the newest one."""
+        """Add the rows, and set the timer ``PATIENCE_MS`` after the newest row."""
         for row in rows:
             for timer in list(self.handle.listTimers()):
                 self.handle.deleteTimer(timer)
@@ -94,7 +94,7 @@ class Diary(StatefulProcessor):
         yield Row(k=key[0], rows=(self.sums.get() or (0,))[0])
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Count the timer and forget the values."""
+        """Count the fired timer and delete the values."""
         rows, total, fired = self.sums.get()
         self.sums.update((rows, total, fired + 1))
         self.values.clear()
@@ -102,7 +102,7 @@ class Diary(StatefulProcessor):
 
 
 def operators() -> list[Stateful]:
-    """Return the query's operators."""
+    """Return the three operators of the query."""
     schema = pa.schema([("last", pa.list_(pa.int64()))])
     function = arrow_function(last_three, state=schema, output=pa.schema([("k", pa.string()), *schema]))
     return [
@@ -116,14 +116,14 @@ def operators() -> list[Stateful]:
 
 
 class Oracle:
-    """The state as plain Python computes it, batch by batch."""
+    """Computes the expected state in plain Python, batch by batch."""
 
     def __init__(self, state: State | None = None, watermark_ms: int = 0) -> None:
         self.state: State = state or {store: {} for store in STORES}
         self.watermark_ms = watermark_ms
 
     def feed(self, numbers: Iterable[int]) -> None:
-        """Take one batch of these files' rows, then fire what the watermark of the batches before makes due."""
+        """Process one batch of these files' rows, and then the timers that earlier watermarks make due."""
         rows = [row for number in numbers for row in batch(number)]
         for row in rows:
             self._take(row["k"], row["v"], row["at"])

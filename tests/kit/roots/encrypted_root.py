@@ -1,4 +1,4 @@
-"""A query on an encrypted root that an earlier version wrote, continued beside an oracle."""
+"""A query on an encrypted root that an earlier version wrote. An oracle computes its expected state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ __all__ = ["EncryptedRoot", "oracle_of"]
 
 
 class EncryptedRoot:
-    """The root and the local copies of an archive, unpacked below ``folder``. A subclass sets ``oracle`` and starts
-    ``world``.
+    """The root and the local copies of an archive, unpacked below ``folder``.
+
+    A subclass sets ``oracle`` and starts ``world``.
     """
 
     oracle: Oracle
@@ -31,7 +32,7 @@ class EncryptedRoot:
         self.version: int = self.expected["batches"]
 
     def run(self, batches: int) -> None:
-        """Run more batches, also on the oracle."""
+        """Run more batches on the query and on the oracle."""
         chance = random.Random(self.version)
         for _ in range(batches):
             rows = drawn_batch(chance, self.version)
@@ -40,13 +41,13 @@ class EncryptedRoot:
             self.version += 1
 
     def check(self) -> None:
-        """Compare the state in the objects with the oracle's."""
+        """Compare the state in the objects with the state of the oracle."""
         assert self.world.state("totals") == self.oracle.totals
         assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
 
 
 def oracle_of(state: Mapping[str, Any]) -> Oracle:
-    """Return the oracle with the expected state."""
+    """Return an oracle that starts with the expected state of an archive."""
     oracle = Oracle()
     oracle.totals = {key: tuple(values) for key, values in state["totals"].items()}
     oracle.tails = state["tails"]

@@ -1,4 +1,4 @@
-"""A query of one store on a root in a folder, as a new driver starts it without Spark, and roots of old versions."""
+"""A query of one store on a root in a folder, run without Spark, and roots of old versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _NOW_MS = 1_767_225_600_000
 
 
 def unpack_root(archive: Path, folder: Path, *, copies: bool) -> None:
-    """Unpack an archive below ``folder``, where a new query finds the copies in ``local``; or drop the copies."""
+    """Unpack an archive below ``folder``, so that a new query finds the local copies.
+
+    Without ``copies`` delete them.
+    """
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
     (local,) = (folder / "local").iterdir()
@@ -28,7 +31,7 @@ def unpack_root(archive: Path, folder: Path, *, copies: bool) -> None:
 
 
 class FolderQuery:
-    """The query on the root ``folder/state``, with the copies in ``folder/local``. ``version`` is its next batch."""
+    """The query on the root ``folder/state``, with local copies in ``folder/local``. ``version`` is its next batch."""
 
     def __init__(self, folder: Path, operator: Operator, query_id: str) -> None:
         root = f"file://{folder}/state"
@@ -39,7 +42,7 @@ class FolderQuery:
         self._sink = self._world.sinks[operator.store]
 
     def feed(self, rows: pa.Table) -> pa.Table:
-        """Run the next batch; return its results."""
+        """Run the next batch and return its output."""
         self._world.batch(self.version, rows, time_ms=_NOW_MS)
         self.version += 1
         return list(self._sink.by_id.values())[-1]

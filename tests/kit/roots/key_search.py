@@ -1,4 +1,4 @@
-"""Look for keys in everything that a root and its local copies hold: as stored, decrypted and decoded."""
+"""Search for keys in all bytes of a root and its local copies: as stored, decrypted and decoded."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _Range = tuple[int, int]
 
 
 def made_ids(count: int, seed: int = 7) -> list[bytes]:
-    """Return random ids of 32 bytes, the same in every run."""
+    """Return random ids of 32 bytes, which are the same in every run."""
     chance = np.random.default_rng(seed)
     return [chance.bytes(32) for _ in range(count)]
 
 
 def has_any(texts: Iterable[bytes], ids: Sequence[bytes]) -> bool:
-    """Return whether one of the ids is in one of the texts. Ids have at least eight bytes."""
+    """Return whether one of the texts contains one of the ids at any offset. Ids have at least eight bytes."""
     starts = np.unique(np.array([int.from_bytes(one[:8], "little") for one in ids], np.uint64))
     for text in texts:
         for offset in range(8):
@@ -48,10 +48,10 @@ def has_any(texts: Iterable[bytes], ids: Sequence[bytes]) -> bool:
 def find_objects(
     root: str, ids: Sequence[bytes], options: StoreOptions | None = None, encryption_keys: str | None = None
 ) -> set[str]:
-    """Return the names of the objects below a root that have one of the ids.
+    """Return the names of the objects below a root that contain one of the ids.
 
-    Each object is searched as it is stored, and each part of it that a record of the log or a savepoint lists decrypted
-    and decoded. Parts that nothing lists cannot be decrypted.
+    Each object is searched as it is stored. Each part that a record or a savepoint lists is also decrypted and decoded.
+    Unlisted parts cannot be decrypted.
     """
     objects = open_store(root, options or StoreOptions())
     keys = keys_in(encryption_keys, None)
@@ -76,7 +76,7 @@ def find_objects(
 
 
 def find_files(folder: Path, ids: Sequence[bytes]) -> set[Path]:
-    """Return the files below a folder that have one of the ids, as stored or unpacked, but not decrypted."""
+    """Return the files below a folder that contain one of the ids, as stored or unpacked. Files are not decrypted."""
     found = set()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and has_any(_decoded(path.read_bytes()), ids):
@@ -85,7 +85,7 @@ def find_files(folder: Path, ids: Sequence[bytes]) -> set[Path]:
 
 
 def _listed_parts(objects: ObjectStore, root: str) -> dict[str, dict[_Range, Place]]:
-    """Return the parts that records and savepoints list: by the name of their object the byte range and the place."""
+    """Return the parts that records and savepoints list: the place of each part by its byte range, by object name."""
     log = Log(objects, root)
     tail = log.open()
     assert tail is not None
@@ -112,7 +112,7 @@ def _listed_parts(objects: ObjectStore, root: str) -> dict[str, dict[_Range, Pla
 
 
 def _decoded(data: bytes) -> Iterator[bytes]:
-    """Yield bytes as they are, and the values of every Arrow stream in them, unpacked."""
+    """Yield the bytes unchanged, and then the uncompressed batches of each Arrow stream in them."""
     yield data
     start = data.find(_STREAM)
     while start >= 0:
@@ -128,6 +128,6 @@ def _decoded(data: bytes) -> Iterator[bytes]:
 
 
 def _body(record: bytes) -> bytes:
-    """Return the JSON of a record."""
+    """Return the body of a record as JSON text."""
     with pa.input_stream(pa.BufferReader(record.partition(b"\n")[2]), compression="zstd") as stream:
         return bytes(stream.read())

@@ -1,6 +1,6 @@
-"""A query on Latin-1 text: it counts rows by such a text, and keeps such texts and a column without a type.
+"""A query on Latin-1 text. It counts rows by text keys, and keeps such texts and a column without a type.
 
-It runs without Spark, on a root in a folder. ``tests/data/roots/0.1-latin-text`` holds its first batch.
+It runs without Spark, on a root in a folder. ``tests/data/roots/0.1-latin-text`` has its first batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _text(values: list[bytes | None]) -> pa.Array:
 
 
 def _grown(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Count the rows of each key and append their texts to those that are kept."""
+    """Count the rows of each key and append their texts to the stored texts."""
     kept = {
         key: (count, texts)
         for key, count, texts in zip(
@@ -48,7 +48,7 @@ def _grown(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 class LatinQuery(FolderQuery):
-    """The query as a new driver starts it on the root ``folder/state``, with the copies in ``folder/local``."""
+    """The query on the root ``folder/state``, with local copies in ``folder/local``."""
 
     def __init__(self, folder: Path) -> None:
         compute = arrow_function(_grown, state=_STATE, output=_OUTPUT)
@@ -56,7 +56,7 @@ class LatinQuery(FolderQuery):
         super().__init__(folder, operator_of(declared.store, declared.key, declared.compute, (), _ROWS), "latin")
 
     def feed_keys(self) -> dict[bytes | None, tuple[int, list[bytes]]]:
-        """Run a batch with one row of each of ``KEYS``; return what is counted and kept of each."""
+        """Run a batch with one row for each of ``KEYS``. Return the count and the texts of each key."""
         texts: list[bytes | None] = [b"\xe9%d" % self.version] * len(KEYS)
         output = self.feed(pa.table([_text([*KEYS]), _text(texts)], schema=_ROWS))
         keys, counts = output.column("k").cast(pa.binary()).to_pylist(), output.column("rows").to_pylist()

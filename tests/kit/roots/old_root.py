@@ -1,4 +1,4 @@
-"""A root that an earlier version left behind, unpacked and put in place."""
+"""A root that an earlier version wrote, unpacked so that a query can continue on it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _LATER_MS = START_MS + 10**10
 
 
 def built() -> list[Operator]:
-    """Return the query's operators as a driver takes them."""
+    """Return the operators of the query as a driver gets them."""
     return [with_watermark(operator_of(o.store, o.key, o.compute, o.order_by, ROWS), o.watermark) for o in operators()]
 
 
 def held(objects: ObjectStore, root: str, folder: Path) -> State:
-    """Return the committed state; what is put together meanwhile lies below ``folder``."""
+    """Return the committed state. Temporary copies are stored below ``folder``."""
     totals, tails, diary = (CommittedState(operator, objects, root, folder) for operator in built())
     sums, values = diary.variable("sums"), diary.variable("values")
     counts, timers = diary.variable("counts"), diary.dues()
@@ -54,7 +54,7 @@ def held(objects: ObjectStore, root: str, folder: Path) -> State:
 
 
 class OldRoot:
-    """One archive below ``folder``, as its query would find it there."""
+    """An archive of an old version, unpacked below ``folder`` with its local copies and its checkpoint."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self.folder = folder
@@ -76,16 +76,16 @@ class OldRoot:
         return tail
 
     def held(self) -> State:
-        """Return the state that is committed."""
+        """Return the committed state."""
         return held(self.objects, self.root, self.folder / "read")
 
     def oracle(self, version: int) -> Oracle:
-        """Return the oracle as it stood after a batch of the old version."""
+        """Return the oracle in the state after a batch of the old version."""
         told = json.loads(json.dumps(self.expected["states"][str(version)]))
         return Oracle(told["state"], told["watermark_ms"])
 
     def start(self, **settings: object) -> None:
-        """Start a driver of this version on it, whose one executor finds the folder, if that is still there."""
+        """Start a driver of this version on the root, with one executor that finds the local copies if they exist."""
         usual = {"root": self.root, "key_groups": 8, "snapshot_chain_links": 4}
         home = home_of(self.root, self.folder / "local", "later")
         cluster = SimCluster(home, self.objects)
@@ -98,7 +98,7 @@ class OldRoot:
         self._operators = built()
 
     def batch(self, oracle: Oracle) -> BatchReport:
-        """Run the next file as a batch, and let the oracle take it."""
+        """Run the next file as a batch on the query and on the oracle."""
         tail, numbers = self.tail(), [self.next_file]
         self.next_file += 1
         oracle.feed(numbers)

@@ -1,4 +1,4 @@
-"""Spark's checkpoint of a simulated query, as far as commands read it."""
+"""Write the files of Spark's checkpoint that commands read, for a simulated query."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["commit_batch", "written_checkpoint"]
 def written_checkpoint(
     folder: Path, batches: int = 0, query_id: str = "query", *, first: int = 0, watermark_ms: int = 0
 ) -> Path:
-    """Write the checkpoint of a query, a world's own, and return its folder.
+    """Write a checkpoint with ``batches`` committed batches, and return its folder.
 
-    It has ``batches`` batches. Spark has purged the entries before batch ``first``.
+    Entries before batch ``first`` are missing, as after a purge by Spark.
     """
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -24,6 +24,6 @@ def written_checkpoint(
 
 
 def commit_batch(folder: Path, version: int, offsets: str = "", watermark_ms: int = 0) -> None:
-    """Write the entries of a committed batch. Its offsets are those of a world unless they are set."""
+    """Write the entries of a committed batch. Without ``offsets`` they have the offsets that a ``World`` uses."""
     (folder / "offsets" / str(version)).write_text(offsets or f"offsets-{version}")
     (folder / "commits" / str(version)).write_text(f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}')

@@ -1,4 +1,4 @@
-"""The rows that the newest record of a root lists, as text that shows every bit."""
+"""Return the rows that the newest record of a root lists, as text that shows every bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["state_of"]
 
 
 def state_of(root: str, folder: Path, options: StoreOptions | None = None) -> dict[str, list[str]]:
-    """Return the rows of each store below a root, without the numbers of elements in lists. ``folder`` gets copies."""
+    """Return the rows of each store below a root as sorted texts, without the numbers of list elements.
+
+    ``folder`` gets the restored copies.
+    """
     root = only_root(root, options or StoreOptions())
     objects = open_store(root, options or StoreOptions())
     log = Log(objects, root)

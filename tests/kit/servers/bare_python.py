@@ -1,4 +1,4 @@
-"""Python environments with a choice of this environment's packages and nothing else, as executors may have them."""
+"""Python environments with a few packages of this environment, such as executors may have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["bare_python", "clean_environment"]
 
 
 def bare_python(folder: Path, packages: Sequence[str]) -> Path:
-    """Make an environment in a folder whose packages are links to those of this process; return its interpreter."""
+    """Make an environment in a folder whose packages are links to those of this process. Return its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
     (site,) = folder.glob("lib/python3.*/site-packages")
     for package in packages:
@@ -27,6 +27,9 @@ def bare_python(folder: Path, packages: Sequence[str]) -> Path:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """Return this process's environment without what leads to this checkout or this environment's Python."""
+    """Return this process's environment variables without those of Python, Spark and virtual environments.
+
+    The variables ``more`` are added.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
     return {**kept, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1", **more}

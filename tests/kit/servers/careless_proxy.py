@@ -1,5 +1,7 @@
-"""Proxies before a real server: one drops the condition of puts, so that a put overwrites, as on servers that ignore
-it; one denies every call that is not allowed.
+"""Proxies in front of a real server.
+
+One drops the condition of puts, so that a put overwrites an object, as on servers that ignore the condition. The other
+denies every call that is not allowed.
 """
 
 from __future__ import annotations
@@ -14,19 +16,22 @@ from tests.kit.servers.scripted_server import Answer, Request, scripted_server
 _DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>not in the policy</Message></Error>"
 _HOPS = {"content-length", "transfer-encoding", "connection", "server", "date"}
 Allows = Callable[[str, str, bytes], bool]
-"""Whether a call may pass, by its method, path with query, and body."""
+"""A function of method, path with query, and body that returns whether a call may pass."""
 
 
 @contextlib.contextmanager
 def careless_proxy(endpoint: str) -> Iterator[str]:
-    """Run the careless one on a free loopback port, in a thread; yield its endpoint. It ends with the block."""
+    """Run a proxy that drops the conditions of puts, in a thread on a free loopback port. Yield its endpoint."""
     with proxy(endpoint, lambda *_: True, frozenset({"if-none-match", "ifGenerationMatch"})) as address:
         yield address
 
 
 @contextlib.contextmanager
 def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Run a proxy that lets pass what is allowed, without some headers and parameters of queries."""
+    """Run a proxy that denies calls which are not allowed, and drops some headers and query parameters.
+
+    Yield its endpoint.
+    """
     behind = urlsplit(endpoint).netloc
 
     def respond(request: Request) -> Answer:
@@ -45,6 +50,6 @@ def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) ->
 
 
 def _without(path: str, drops: frozenset[str]) -> str:
-    """Return a path without some parameters of its query."""
+    """Return a path without some of its query parameters."""
     before, mark, query = path.partition("?")
     return before + mark + "&".join(part for part in query.split("&") if part.partition("=")[0] not in drops)

@@ -29,7 +29,10 @@ START_SECONDS = 60.0
 
 
 class CloudServer(Server):
-    """A server with one bucket or container, ``riffle``. With a folder ``tls`` it speaks TLS."""
+    """A server with one bucket or container, ``riffle``.
+
+    If it gets a folder ``tls`` with a certificate, it uses TLS.
+    """
 
     name: str
     bucket = "riffle"
@@ -43,12 +46,12 @@ class CloudServer(Server):
 
     @property
     def endpoint(self) -> str:
-        """What the setting of the endpoint is set to."""
+        """The value of the setting for the endpoint."""
         return self.address
 
     @property
     def options(self) -> StoreOptions:
-        """Options to reach the server with."""
+        """Options with which a client reaches the server."""
         raise NotImplementedError
 
     def new_root(self) -> str:
@@ -64,7 +67,7 @@ class CloudServer(Server):
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start without waiting."""
+        """Start the server without waiting for it."""
         command = self.command()
         self._child = Child(Launch(self.name, command, self._folder / f"{self.name}.log", grace_seconds=1))
 
@@ -74,7 +77,7 @@ class CloudServer(Server):
         self._child.wait_until(self._has_made_bucket, START_SECONDS)
 
     def stop(self) -> None:
-        """Stop the process. Its objects are lost."""
+        """Stop the server. Its objects are lost."""
         if self._child is not None:
             self._child.stop()
 
@@ -91,13 +94,13 @@ class CloudServer(Server):
 
 
 class GcsServer(CloudServer):
-    """fake-gcs-server. It is built with Go on first use. It ignores tokens, which a ``TokenServer`` issues."""
+    """fake-gcs-server, which is built with Go on first use. It ignores the tokens that a ``TokenServer`` issues."""
 
     name = "fake-gcs-server"
 
     @property
     def options(self) -> StoreOptions:
-        """Options to reach the server with."""
+        """Options with which a client reaches the server."""
         return StoreOptions(gcs=GcsOptions(endpoint=self.endpoint), max_attempts=2, patience_seconds=0)
 
     def new_root(self) -> str:
@@ -123,18 +126,18 @@ class GcsServer(CloudServer):
 
 
 class AzureServer(CloudServer):
-    """Azurite's Blob server. It is installed with npm on first use. It checks signatures."""
+    """Azurite's Blob server, which is installed with npm on first use. It checks signatures."""
 
     name = "azurite"
 
     @property
     def endpoint(self) -> str:
-        """The account's URL."""
+        """The URL of the account."""
         return f"{self.address}/{AZURE_ACCOUNT}"
 
     @property
     def options(self) -> StoreOptions:
-        """Options to reach the server with."""
+        """Options with which a client reaches the server."""
         return StoreOptions(azure=AzureOptions(endpoint=self.endpoint), max_attempts=2, patience_seconds=0)
 
     def new_root(self) -> str:
@@ -151,7 +154,7 @@ class AzureServer(CloudServer):
         ]
 
     def make_bucket(self) -> None:
-        """Make the container, with a signed request."""
+        """Make the container with a signed request."""
         answer = requests.put(
             f"{self.endpoint}/{self.bucket}?restype=container",
             auth=_SharedKey(AZURE_ACCOUNT, AZURE_KEY),
@@ -169,10 +172,10 @@ class TokenServer:
         self._server: ThreadingHTTPServer | None = None
 
     def start(self) -> None:
-        """Serve in a thread, and write the file."""
+        """Write the file ``credentials`` and serve tokens in a thread."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Tokens)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        # Each client checks the key when it loads it, which takes 6 ms of this size and 40 ms of a usual one.
+        # Each client checks the key on loading: 6 ms with this key size, 40 ms with the usual one.
         key = rsa.generate_private_key(public_exponent=65537, key_size=1024).private_bytes(  # noqa: S505 - of a test
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )

@@ -1,4 +1,4 @@
-"""What the tests of object stores share."""
+"""Fixtures for the tests of object stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit.servers.scripted_server import ScriptedServer, scripted_server
 
 @pytest.fixture(scope="session", autouse=True)
 def _botocore_reads_its_files_once() -> Iterator[None]:
-    """Keep the descriptions of services that botocore reads for each client: that is most of what a client costs."""
+    """Cache the service descriptions that botocore reads for each client. Reading them is most of a client's cost."""
     load_file = cache(JSONFileLoader().load_file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: load_file(path))
@@ -25,7 +25,7 @@ def _botocore_reads_its_files_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def aws_environment() -> Iterator[None]:
-    """Credentials and settings for the loopback server alone; nothing of the machine's own is used or asked."""
+    """Credentials and settings for the loopback server. Those of the machine are not used."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "testing")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -50,7 +50,7 @@ def object_server(aws_environment: None, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def google_credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Credentials of a service account, whose tokens a loopback server issues."""
+    """The credentials of a service account, for which a loopback server issues tokens."""
     pytest.importorskip("google.auth")
     tokens = TokenServer(tmp_path_factory.mktemp("google") / "credentials.json")
     tokens.start()
@@ -73,20 +73,20 @@ def azure_credentials() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def gcs_server(google_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
-    """A server of Google Cloud Storage with an empty bucket, and credentials for it."""
+    """A Google Cloud Storage server with an empty bucket, and credentials for it."""
     with GcsServer(tmp_path_factory.mktemp("gcs")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def azure_server(azure_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
-    """A server of Azure's Blob service with an empty container, and credentials for it."""
+    """An Azure Blob server with an empty container, and credentials for it."""
     with AzureServer(tmp_path_factory.mktemp("azure")) as server:
         yield server
 
 
 @pytest.fixture
 def scripted(aws_environment: None) -> Iterator[ScriptedServer]:
-    """A server that gives the answers it is told."""
+    """An HTTP server that gives the answers that a test sets."""
     with scripted_server() as server:
         yield server

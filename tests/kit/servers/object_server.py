@@ -1,4 +1,4 @@
-"""A real S3 server that can be made to check credentials, or to speak TLS: a process, spoken to over HTTP."""
+"""A real S3 server as a process, which can check credentials or use TLS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ObjectServer:
 
     @property
     def options(self) -> StoreOptions:
-        """Options to reach the server with."""
+        """Options with which a client reaches the server."""
         return StoreOptions(
             s3=S3Options(endpoint=self.endpoint, region="us-east-1"), max_attempts=2, patience_seconds=0
         )
@@ -39,7 +39,7 @@ class ObjectServer:
 
     @contextlib.contextmanager
     def checking_credentials(self) -> Iterator[None]:
-        """Have the server verify signatures and rights, which it does not do otherwise."""
+        """Make the server verify signatures and permissions during a block. By default it does not."""
         self._reset_auth("0")
         try:
             yield
@@ -48,15 +48,15 @@ class ObjectServer:
 
     def _reset_auth(self, unchecked_calls: str) -> None:
         request = urllib.request.Request(f"{self.endpoint}/moto-api/reset-auth", unchecked_calls.encode())
-        request.add_header("Content-Type", "text/plain")  # else the server takes the body for a form
+        request.add_header("Content-Type", "text/plain")  # otherwise the server parses the body as a form
         urllib.request.urlopen(request, timeout=10).close()
 
 
 @contextlib.contextmanager
 def running_server(log: Path, scheme: str = "http", tls: Path | None = None) -> Iterator[str]:
-    """Run a server process on a free loopback port; yield its endpoint. It ends with the block.
+    """Run a server process on a free loopback port, and yield its endpoint. The server ends with the block.
 
-    With https it uses the certificate of ``tls``, or a self-signed one.
+    With ``https`` it uses the certificate of ``tls`` or a self-signed one.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -15,7 +15,7 @@ from apps.demo.servers import Child, Launch, Server, free_port
 __all__ = ["Prometheus", "promtool"]
 
 _VERSION = "v0.316.0"
-"""The version of the Go module. The program calls it 3.16."""
+"""The version of the Go module. The program itself reports 3.16."""
 _MODULE = "github.com/prometheus/prometheus/cmd"
 _TAGS = "remove_all_sd"
 _START_SECONDS = 60.0
@@ -23,7 +23,7 @@ _REQUEST_SECONDS = 10
 
 
 def promtool(*arguments: str, folder: Path) -> str:
-    """Run promtool in a folder and return what it prints. Fail the test if it finds a fault."""
+    """Run promtool in a folder and return its output. Fail the test if it reports a fault."""
     program = ensure_program(f"{_MODULE}/promtool@{_VERSION}", _TAGS)
     done = subprocess.run(
         [str(program), *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120
@@ -33,7 +33,7 @@ def promtool(*arguments: str, folder: Path) -> str:
 
 
 class Prometheus(Server):
-    """A Prometheus on a free loopback port. It receives OTLP at ``otlp_endpoint``."""
+    """A Prometheus on a free loopback port. It receives OTLP metrics at ``otlp_endpoint``."""
 
     def __init__(self, config: str, folder: Path) -> None:
         """Create the server. ``config`` is its configuration, and ``folder`` keeps its files."""
@@ -45,7 +45,7 @@ class Prometheus(Server):
         self.otlp_endpoint = f"{self.address}/api/v1/otlp"
 
     def start(self) -> None:
-        """Start without waiting."""
+        """Start the server without waiting for it."""
         program = ensure_program(f"{_MODULE}/prometheus@{_VERSION}", _TAGS)
         file = self._folder / "prometheus.yml"
         file.write_text(self._config)
@@ -60,7 +60,7 @@ class Prometheus(Server):
         self._child = Child(Launch("prometheus", command, self._folder / "prometheus.log", grace_seconds=5))
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers queries."""
+        """Wait until the server answers queries."""
         assert self._child is not None
         self._child.wait_until(self._is_ready, _START_SECONDS)
 
@@ -70,7 +70,10 @@ class Prometheus(Server):
             self._child.stop()
 
     def query(self, expression: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Return the values of an expression now, by their labels. The name of the metric is the label ``__name__``."""
+        """Return the current values of an expression by their labels.
+
+        The label ``__name__`` is the name of the metric.
+        """
         parameters = urllib.parse.urlencode({"query": expression})
         result = self._get(f"/api/v1/query?{parameters}")["result"]
         return {tuple(sorted(series["metric"].items())): float(series["value"][1]) for series in result}

@@ -1,4 +1,4 @@
-"""Every call of a store, and the error that one raises."""
+"""One call for each method of a store, and the error that a call raises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS: dict[str, Callable[[ObjectStore], object]] = {
 
 
 def error_of(call: Callable[[], object]) -> RiffleError:
-    """Return riffle's error that the call raises."""
+    """Return the error of riffle_spark that the call raises."""
     with pytest.raises(RiffleError) as caught:
         call()
     return caught.value

@@ -1,4 +1,4 @@
-"""An HTTP server that answers as a test wrote it: for what a real S3 server cannot be made to say."""
+"""An HTTP server that gives the answers of a test, for answers that a real S3 server cannot be made to give."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from riffle_spark.state.objects.store import ObjectStore
 class Answer:
     """The server's answer to one request.
 
-    A ``broken`` answer announces more bytes than the server sends. The client then waits until its read timeout. With
-    the header ``Connection: close`` it does not wait.
+    A ``broken`` answer announces more bytes than the server sends, so the client waits until its read timeout. With the
+    header ``Connection: close`` the client does not wait.
     """
 
     status: int
@@ -29,11 +29,11 @@ class Answer:
     silent_seconds: float = 0.0
     headers: Mapping[str, str] = field(default_factory=dict)
     length: str | None = None
-    """The announced length, if it is not that of the body: an answer to HEAD has no body."""
+    """The announced length, if it differs from that of the body. The answer to a HEAD has no body."""
 
 
 def refusal(status: int, code: str, message: str = "no") -> Answer:
-    """Return an S3 server's answer with an error code."""
+    """Return the answer of an S3 server with an error code."""
     return Answer(
         status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     )
@@ -41,7 +41,7 @@ def refusal(status: int, code: str, message: str = "no") -> Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """What the scripted server was asked."""
+    """A request that the scripted server received."""
 
     method: str
     path: str
@@ -56,24 +56,24 @@ class Request:
 
 @dataclass
 class ScriptedServer:
-    """An HTTP server that gives the answers of a list, the last one for ever, and keeps what it was asked.
+    """An HTTP server that gives the answers of a list, and repeats the last one. It records all requests.
 
-    ``respond`` makes the answers instead, if it is set.
+    If ``respond`` is set, it makes the answers instead.
     """
 
     answers: list[Answer] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     seen: list[Request] = field(default_factory=list)
-    """The same requests, with their bodies."""
+    """All requests with their bodies."""
     respond: Callable[[Request], Answer] | None = None
     ports: list[int] = field(default_factory=list)
-    """The client's port of each request: one a connection."""
+    """The client's port of each request. It identifies the connection."""
     endpoint: str = ""
 
     def store(
         self, *answers: Answer, attempts: int = 2, patience_seconds: float = 0.0, root: str = "s3://riffle/root"
     ) -> ObjectStore:
-        """Return a store that will be given these answers."""
+        """Return a store to which the server gives these answers."""
         self.answers[:] = answers
         return open_store(
             root,
@@ -88,18 +88,21 @@ class ScriptedServer:
         )
 
     def next(self) -> Answer:
-        """Return the next answer of the list."""
+        """Return the answer of the list for the newest request."""
         return self.answers[min(len(self.requests), len(self.answers)) - 1]
 
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 64
-    """Python's own 5 are fewer than a store opens at once. The kernel repeats a refused connection after a second."""
+    """Python's default of 5 is less than the connections that a store opens at once.
+
+    The kernel repeats a refused connection only after a second.
+    """
 
 
 @contextlib.contextmanager
 def scripted_server(respond: Callable[[Request], Answer] | None = None) -> Iterator[ScriptedServer]:
-    """Run a scripted server on a free loopback port, in a thread; it ends with the block."""
+    """Run a scripted server in a thread on a free loopback port. It ends with the block."""
     script = ScriptedServer(respond=respond)
 
     class Handler(BaseHTTPRequestHandler):
@@ -138,7 +141,7 @@ def scripted_server(respond: Callable[[Request], Answer] | None = None) -> Itera
 
 
 def put_beside_fork(store: ObjectStore) -> None:
-    """Put an object twice, once in a forked child, and once more."""
+    """Put two objects, one more in a forked child, and one more in this process."""
     store.put_if_absent("log/1", b"abc")
     store.put_if_absent("log/2", b"abc")
     child = os.fork()

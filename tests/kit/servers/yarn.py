@@ -1,4 +1,4 @@
-"""A YARN of one node: Hadoop's resource manager and node manager, as processes on loopback ports."""
+"""A YARN cluster of one node: Hadoop's resource manager and node manager, as processes on loopback ports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class Yarn(Server):
         return {"HADOOP_CONF_DIR": str(self._folder / "conf")}
 
     def start(self) -> None:
-        """Start both without waiting. The node manager retries until the resource manager answers."""
+        """Start both processes without waiting for them.
+
+        The node manager retries until the resource manager answers.
+        """
         conf = self._folder / "conf"
         conf.mkdir(parents=True)
         _write(conf / "core-site.xml", {"fs.defaultFS": "file:///", "hadoop.tmp.dir": str(self._folder / "tmp")})
@@ -68,7 +71,7 @@ class Yarn(Server):
 
     def wait_until_ready(self) -> None:
         """Wait until the node is registered."""
-        assert self._children, "start it first"
+        assert self._children, "YARN is not started"
         self._children[1].wait_until(self._has_node, START_TIMEOUT_SECONDS)
 
     def stop(self) -> None:
@@ -79,7 +82,7 @@ class Yarn(Server):
             child.stop()
 
     def container_logs(self) -> str:
-        """Return the end of what each container printed."""
+        """Return the end of the output of each container."""
         logs = sorted((self._folder / "logs").glob("application_*/container_*/std*"))
         return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-4_000:]}" for log in logs)
 

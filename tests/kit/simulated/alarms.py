@@ -24,20 +24,25 @@ N = pa.schema([("n", pa.int64())])
 OUTPUT = pa.schema([("k", pa.string()), ("due", pa.int64()), ("held", pa.string())])
 LIVES_MS = {"last": 1_500, "recent": 2_000, "marks": 2_500}
 AFTER_MS = (0, 1_000, 2_000, 5_000, 2_999, 3_001, 4_000, 6_000, 1_001)
-"""By a row's value, how much later its timer is due: now, with a coming batch, a moment before or after one."""
+"""The delay of a row's timer, by the value of the row.
+
+Timers are due at once, at the time of a later batch, or a moment before or after it.
+"""
 MARKS = 3
 
 
 @dataclass(frozen=True)
 class Alarms:
-    """Sums values and registers a timer for each row. A negative value deletes the key and its timers. A timer returns
-    the state, halves the sum and registers the next timer. Rows need a column ``v`` and, for event time, ``ts``.
+    """Sums values and registers a timer for each row. A negative value deletes the key and its timers.
+
+    A timer returns the state, halves the sum and registers the next timer. Rows need a column ``v`` and, for event
+    time, ``ts``.
     """
 
     mode: TimeMode = "ProcessingTime"
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
-        """Declare a sum that stays and, by the clock, a value, a list and a map that live for a while."""
+        """Declare a sum without a TTL, and a value, a list and a map, which have a TTL in processing time."""
         lives = LIVES_MS if self.mode == "ProcessingTime" else dict.fromkeys(LIVES_MS)
         variables = (
             Variable("sum", "value", N),
@@ -55,7 +60,7 @@ class Alarms:
 
 
 class _Ringing:
-    """What ``Alarms`` does with one slot's keys: a ``Processor``."""
+    """The ``Processor`` of ``Alarms`` for the keys of one slot."""
 
     def begin(self) -> None:
         pass
@@ -86,10 +91,10 @@ class _Ringing:
             cells["recent"].append((value,))
             cells["marks"].update(mark, (_number(cells["marks"].get(mark)) + 1,))
             self._timers.register(now_ms + AFTER_MS[value])
-        yield self._told(key, -1)
+        yield self._output_row(key, -1)
 
     def expired(self, key: Key, due_ms: int) -> Iterable[object]:
-        yield self._told(key, due_ms)
+        yield self._output_row(key, due_ms)
         total = self._cells["sum"]
         half = _number(total.get()) // 2
         if half:
@@ -101,7 +106,7 @@ class _Ringing:
     def end(self) -> None:
         pass
 
-    def _told(self, key: Key, due_ms: int) -> dict[str, object]:
+    def _output_row(self, key: Key, due_ms: int) -> dict[str, object]:
         cells = self._cells
         recent = [n for (n,) in cells["recent"].get()]
         marks = sorted((m, n) for (m,), (n,) in cells["marks"].items())
@@ -114,11 +119,11 @@ def _number(values: tuple[int] | None) -> int:
 
 
 class _Values:
-    """Rows as pairs of their value and what time it is: the batch's, or their own. A ``Form``."""
+    """A ``Form`` whose rows are pairs of the value and the time: the time of the batch, or that of the row."""
 
     def __init__(self, now_ms: int | None) -> None:
         self._now_ms = now_ms
-        self._taken: list[Any] = []
+        self._output_rows: list[Any] = []
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
         return zip(*(column.to_pylist() for column in keys.columns), strict=True)
@@ -135,18 +140,18 @@ class _Values:
         return (iter(values[start:end]) for start, end in pairwise(positions))
 
     def collect(self, output: Iterable[object]) -> None:
-        self._taken.extend(output)
+        self._output_rows.extend(output)
 
     def output(self) -> pa.Table:
-        recorded = self._taken
-        self._taken = []
+        recorded = self._output_rows
+        self._output_rows = []
         return pa.Table.from_pylist(recorded, schema=OUTPUT)
 
 
 class AlarmsOracle:
-    """The expected state and output of ``Alarms``.
+    """Computes the expected state and output of ``Alarms``.
 
-    ``held`` has each value and its expiry by key, variable and name. ``timers`` are (time, key).
+    ``held`` has each value and its expiry time by key, variable and name. ``timers`` are pairs of time and key.
     """
 
     def __init__(self, mode: TimeMode = "ProcessingTime") -> None:
@@ -157,18 +162,19 @@ class AlarmsOracle:
         self.fired = self.expired = 0
 
     def feed(self, rows: Iterable[tuple[str, int, int]], now_ms: int, passes: Sequence[int]) -> list[dict[str, object]]:
-        """Process rows (key, value, time) in their order, then the timers of each pass; return the output. ``fired``
-        and ``expired`` count what this batch did.
+        """Process rows (key, value, time) in their order, then the timers of each pass, and return the output.
+
+        ``fired`` and ``expired`` become the counts of this batch.
         """
         touched: dict[str, None] = {}
         for key, value, row_ms in rows:
             touched[key] = None
             self._row(key, value, row_ms, now_ms)
-        outputs = [self._told(key, -1, now_ms) for key in touched]
+        outputs = [self._output_row(key, -1, now_ms) for key in touched]
         self.fired = 0
         for until_ms in passes:
             for due_ms, key in sorted(timer for timer in self.timers if timer[0] <= until_ms):
-                outputs.append(self._told(key, due_ms, now_ms))
+                outputs.append(self._output_row(key, due_ms, now_ms))
                 self._fire(key, due_ms)
         expired = [
             (key, name)
@@ -182,13 +188,13 @@ class AlarmsOracle:
         return outputs
 
     def give(self, initial: Iterable[tuple[str, int]]) -> None:
-        """Set the initial state (key, sum), which precedes the rows of a batch."""
+        """Add an initial state of pairs (key, sum), which precedes the rows of a batch."""
         for key, n in initial:
             variables = self.held.setdefault(key, {})
             variables["sum", 0] = (variables.get(("sum", 0), (0, None))[0] + n, None)
 
     def state(self) -> dict[object, tuple[object, ...]]:
-        """Return what a store must hold, as ``held_by_key`` gives it."""
+        """Return the expected state in the form of ``held_by_key``."""
         contents: dict[object, list[object]] = {key: [] for key, variables in self.held.items() if variables}
         for key, variables in self.held.items():
             for (variable, name), (n, due_ms) in sorted(variables.items()):
@@ -207,8 +213,8 @@ class AlarmsOracle:
         dues = {name: now_ms + lives for name, lives in self._lives.items()}
         mark = ("marks", value % MARKS)
         self._count += 1
-        variables["sum", 0] = (self._seen(key, now_ms).get(("sum", 0), 0) + value, None)
-        variables[mark] = (self._seen(key, now_ms).get(mark, 0) + 1, dues.get("marks"))
+        variables["sum", 0] = (self._visible_values(key, now_ms).get(("sum", 0), 0) + value, None)
+        variables[mark] = (self._visible_values(key, now_ms).get(mark, 0) + 1, dues.get("marks"))
         variables["last", 0] = (value, dues.get("last"))
         variables["recent", self._count] = (value, dues.get("recent"))
         self.timers.add((row_ms + AFTER_MS[value], key))
@@ -221,12 +227,12 @@ class AlarmsOracle:
             self.timers.add((due_ms + 1_000, key))
         self.timers.discard((due_ms, key))
 
-    def _seen(self, key: str, now_ms: int) -> dict[tuple[str, int], int]:
+    def _visible_values(self, key: str, now_ms: int) -> dict[tuple[str, int], int]:
         variables = self.held.get(key, {})
         return {name: n for name, (n, due_ms) in sorted(variables.items()) if due_ms is None or due_ms > now_ms}
 
-    def _told(self, key: str, due_ms: int, now_ms: int) -> dict[str, object]:
-        visible = self._seen(key, now_ms)
+    def _output_row(self, key: str, due_ms: int, now_ms: int) -> dict[str, object]:
+        visible = self._visible_values(key, now_ms)
         values = {name: (visible[name, 0],) if (name, 0) in visible else None for name in ("sum", "last")}
         recent = [n for (variable, _), n in visible.items() if variable == "recent"]
         marks = [(mark, n) for (variable, mark), n in visible.items() if variable == "marks"]

@@ -1,4 +1,4 @@
-"""How the query of a random schedule is kept elastic, and what operators ask of it. Draws; does not check."""
+"""Draw the settings of a query with a random schedule, and the requests of its operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Disturbances", "drawn_settings"]
 
 
 def drawn_settings(chance: random.Random) -> dict[str, Any]:
-    """Draw how a query is kept elastic; half of them are plain."""
+    """Draw settings for standbys and rebalancing. Three of ten draws keep the defaults."""
     if chance.random() < 0.3:
         return {}
     return {
@@ -30,7 +30,7 @@ def drawn_settings(chance: random.Random) -> dict[str, Any]:
 
 
 class Disturbances:
-    """Operators drain, pin and change settings."""
+    """Sends random requests of operators: drains, pins, and changed settings."""
 
     def __init__(self, world: World, chance: random.Random, say: Callable[[str], None]) -> None:
         self._world = world
@@ -38,7 +38,7 @@ class Disturbances:
         self._say = say
 
     def operator(self) -> None:
-        """Ask for something; what cannot be is refused."""
+        """Send one random request. The query may refuse it."""
         operations = self._world.driver.operations
         chance = self._chance
         name = chance.choice([member.id for member in operations.members] or ["nobody"])

@@ -1,6 +1,6 @@
-"""A simulated query whose executors come and go: it feeds itself, knows its oracle, and tells who holds what.
+"""A simulated query whose executors join and leave. It makes its own input and knows the expected state.
 
-Executors are named by their letter or number; members get names in the order in which they first claimed a folder.
+Executors are named by a letter or number. Members get names in the order in which they first claimed a folder.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from tests.kit.simulated.world import World, rows_of, totals
 __all__ = ["Elastic", "InOrder", "Ran", "held", "warnings"]
 
 KEYS = 120
-"""So many keys a key-group: its whole state is much more than what a batch changes."""
+"""The number of keys per key-group. The whole state is much larger than the changes of a batch."""
 TOUCHED = 4
-"""So many keys of each key-group change with a batch, after the first."""
+"""The number of keys per key-group that a batch changes, after the first batch."""
 
 
 class InOrder:
-    """Stands in for ``uuid``: names in the order in which they are asked for."""
+    """A replacement of ``uuid`` whose names are ascending."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def uuid4(self) -> uuid.UUID:
-        """Return the next name: its first twelve digits count up."""
+        """Return the next name. Its first twelve digits count up."""
         self._count += 1
         return uuid.UUID(int=self._count << 80)
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One slot of one batch: which executor really ran which key-groups of which store."""
+    """A slot of a batch: the executor on which it ran, its store and its key-groups."""
 
     version: int
     store: str
@@ -55,7 +55,7 @@ class Ran:
 
 
 class Elastic(World):
-    """A query with a few key-groups that each batch touches. Its executors join and leave."""
+    """A query with a few key-groups, all of which each batch touches. Its executors join and leave."""
 
     def __init__(
         self,
@@ -82,8 +82,9 @@ class Elastic(World):
         keys: Sequence[str] | None = None,
         perform: Callable[[Attempt], pa.Table] = Attempt.run,
     ) -> BatchReport:
-        """Run the next batches: the first touches every key, later ones a few of each key-group, or ``keys``. Check
-        the assignment after each; return the last report.
+        """Run the next batches, check the assignment after each, and return the last report.
+
+        The first batch touches every key, later ones a few keys of each key-group or, if it is set, ``keys``.
         """
         for _ in range(batches):
             self.version += 1
@@ -100,7 +101,7 @@ class Elastic(World):
         return report
 
     def feed_every(self, seconds: float, batches: int, keys: Sequence[str] | None = None) -> list[BatchReport]:
-        """Run so many batches, one each so many seconds; return the reports."""
+        """Run ``batches`` batches at intervals of ``seconds``, and return the reports."""
         reports = []
         for _ in range(batches):
             self.clock.advance(seconds - 1)
@@ -122,7 +123,7 @@ class Elastic(World):
         return perform(attempt)
 
     def settle(self, rounds_max: int = 30) -> list[BatchReport]:
-        """Feed until nothing is on its way any more; return the reports."""
+        """Run batches until no warm-up and no probe is pending, and return the reports."""
         reports = [self.feed()]
         while self.ownership.placement.present.needs_probe or self.ownership.placement.present.warmups:
             assert len(reports) < rounds_max, "the assignment does not converge (I8)"
@@ -130,7 +131,10 @@ class Elastic(World):
         return reports
 
     def arrange(self, placement: Mapping[str, tuple[set[int], set[int]]]) -> None:
-        """Make what executors own and keep what is ``wanted``: everybody holds everything, then only this counts."""
+        """Make each executor own and keep as standby the key-groups of ``placement``, which are pairs of both.
+
+        At first every executor gets a copy of every key-group. Then the assignment is replaced.
+        """
         previous = self.driver.settings
         self.driver.operations.reconfigure(previous, {"num_standbys": len(placement) - 1})
         self.feed(3)
@@ -150,17 +154,17 @@ class Elastic(World):
 
     @property
     def ownership(self) -> Ownership:
-        """The driver's living members."""
+        """The members that the driver knows, and their tasks."""
         return self.driver.ownership
 
     def member(self, executor: str) -> str:
-        """Return the member that an executor holds."""
+        """Return the member of an executor."""
         living = self.ownership.membership.of_executor(executor)
-        assert living is not None, f"executor {executor} holds no member"
+        assert living is not None, f"executor {executor} has no member"
         return str(living.id)
 
     def holds(self, executor: str) -> tuple[set[int], set[int], set[int]]:
-        """Return the key-groups that an executor owns, keeps as standby and warms up."""
+        """Return the key-groups that an executor owns, keeps as standby, and warms up."""
         present = self.ownership.placement.present
         member = self.member(executor)
         return (
@@ -180,22 +184,22 @@ class Elastic(World):
         return self.holds(executor)[0]
 
     def copies_of(self, executor: str, store: str = "totals") -> set[int]:
-        """Return the key-groups that an executor has copies of on its disk."""
+        """Return the key-groups of which an executor has copies on its disk."""
         folder = Folder(self.folder_of(executor), "")
         return {key_group for of_store, key_group in folder.copies() if of_store == store}
 
     def folder_of(self, executor: str) -> Path:
-        """Return the folder that an executor holds."""
+        """Return the folder of an executor."""
         owner = f"{self.home.application}/{executor}"
         return next(o.parent for o in self.local_dir.glob("*/*/owner") if o.read_text() == owner)
 
     def check_state(self) -> None:
-        """Compare the whole state with what was fed."""
+        """Compare the whole state with the input."""
         assert self.state("totals") == self.fed
 
 
 def _keys(key_groups: int) -> list[list[str]]:
-    """Return the same number of keys for each key-group."""
+    """Return names of keys by key-group, the same number for each."""
     names = [f"key-{n}" for n in range(KEYS * key_groups * 2)]
     owners_of: list[list[str]] = [[] for _ in range(key_groups)]
     for name, group in zip(names, keygroups.key_groups([pa.array(names)], key_groups).tolist(), strict=True):
@@ -210,10 +214,10 @@ NONE: frozenset[int] = frozenset()
 def held(
     owned: Set[int] = NONE, standbys: Set[int] = NONE, warm: Set[int] = NONE
 ) -> tuple[set[int], set[int], set[int]]:
-    """Spell out what an executor holds."""
+    """Return the key-groups of an executor in the form of ``Elastic.holds``."""
     return set(owned), set(standbys), set(warm)
 
 
 def warnings(reports: Sequence[BatchReport], text: str) -> list[str]:
-    """Return the reports' warnings that hold a text."""
+    """Return the warnings of the reports that contain a text."""
     return [warning for report in reports for warning in report.warnings if text in warning]

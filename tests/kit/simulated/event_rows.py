@@ -1,6 +1,4 @@
-"""Rows with event time, operators that close and delete keys by a watermark, and their expected results in plain
-Python.
-"""
+"""Rows with event time, operators that expire keys by a watermark, and their expected results in plain Python."""
 
 from __future__ import annotations
 
@@ -32,54 +30,56 @@ class Closed:
     """Counts the rows of a key until no row arrives for a while, then returns the count and the watermark (``by``)."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
-        """Declare a count and until when it may grow."""
+        """Declare a count and the time until which it may grow."""
         state = pa.schema([("n", pa.int64()), ("until", pa.int64())])
         return Declared(state, TOLD, ("ts",), per_key_group=False, time_mode="EventTime", due="until")
 
     def __call__(self, batch: Batch) -> Update:
-        """Count, and put the end off."""
+        """Add the rows to the counts and extend the end of their keys."""
         keys = batch.keys.num_rows
         n = np.bincount(batch.codes, minlength=keys) + pc.fill_null(batch.state["n"], 0).to_numpy()
         until = pc.fill_null(batch.state["until"], 0).to_numpy().copy()
         np.maximum.at(until, batch.codes, batch.rows["ts"].cast(pa.int64()).to_numpy() + GAP_MS)
         state = pa.table([pa.array(n), pa.array(until)], ["n", "until"])
         everything = np.arange(keys)
-        return Update(_told(batch.keys, n, None), everything, state, everything[:0])
+        return Update(_output_table(batch.keys, n, None), everything, state, everything[:0])
 
     def expire_keys(self, batch: Batch) -> Update:
-        """Tell counts."""
+        """Return the counts of expired keys."""
         nothing = np.arange(0)
-        output = _told(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)
+        output = _output_table(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)
         return Update(output, nothing, batch.state.slice(0, 0), nothing)
 
 
 @dataclass(frozen=True)
 class Once:
-    """Lets the first row of a key pass, until its time is over: a ``PlainExpiry``."""
+    """Returns only the first row of a key until the key expires. If ``forgets`` is set, it has a ``PlainExpiry``."""
 
     forgets: bool = True
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
-        """Declare until when a key is known."""
+        """Declare the time at which a key expires."""
         state = pa.schema([("until", pa.int64())])
         return Declared(state, TOLD, ("v", "ts"), per_key_group=False, time_mode="EventTime", due="until")
 
     def __call__(self, batch: Batch) -> Update:
-        """Keep the times of new keys."""
+        """Store the expiry of new keys and return their first rows."""
         first = np.unique(batch.codes, return_index=True)[1]
         new = np.flatnonzero(~batch.has_state)
         rows = batch.rows.take(pa.array(first[new]))
         passed = batch.keys.take(pa.array(new))
         until = pa.array(rows["ts"].cast(pa.int64()).to_numpy() + KEPT_MS)
-        return Update(_told(passed, rows["v"].to_numpy(), None), new, pa.table([until], ["until"]), deleted=new[:0])
+        return Update(
+            _output_table(passed, rows["v"].to_numpy(), None), new, pa.table([until], ["until"]), deleted=new[:0]
+        )
 
 
-def _told(keys: pa.Table, n: np.ndarray, by: int | None) -> pa.Table:
+def _output_table(keys: pa.Table, n: np.ndarray, by: int | None) -> pa.Table:
     return pa.table([keys["k"], pa.array(n, pa.int64()), pa.repeat(pa.scalar(by, pa.int64()), len(n))], schema=TOLD)
 
 
 def event_operators() -> list[Operator]:
-    """Return what closes, what lets pass once, and timers by event time, each with a watermark of its own."""
+    """Return the operators: ``Closed``, ``Once`` and ``Alarms`` in event time. Each has its own watermark delay."""
     computations: dict[str, Computation] = {"closed": Closed(), "once": Once(), "alarms": Alarms("EventTime")}
     return [
         with_watermark(operator_of(store, ["k"], compute, ("at", "v", "ts"), EVENTS), Watermark("ts", DELAYS_MS[store]))
@@ -88,7 +88,7 @@ def event_operators() -> list[Operator]:
 
 
 def drawn_events(chance: random.Random, version: int, early_ms: int) -> pa.Table:
-    """Draw a batch: unordered order columns and late rows, many of them exactly at the bound or by a millisecond."""
+    """Draw a batch with unordered order columns and late rows, many of them within 1 ms of the watermark."""
     newest = early_ms + 1_000 * version - chance.choices([0, 2_500, 9_000], [8, 1, 1])[0]
     rows = []
     for number in range(chance.choice([0, 1, 6, 15])):
@@ -101,7 +101,7 @@ def drawn_events(chance: random.Random, version: int, early_ms: int) -> pa.Table
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """What must be known of a batch: late rows, timers that fired, elements that expired, and its record's times."""
+    """The counts and times of a batch: late rows, fired timers, expired elements, and the watermarks of its record."""
 
     late_rows: int = 0
     timers_fired: int = 0
@@ -111,8 +111,9 @@ class BatchTimes:
 
 
 class EventOracle:
-    """Spark's rules of watermarks, and what ``event_operators`` make of rows by them. ``last_pass``: each batch may be
-    the last one of its run, and closes what its own rows make due.
+    """Computes the results of ``event_operators`` with Spark's rules for watermarks.
+
+    With ``last_pass``, each batch may be the last one of its run, so it also expires what its own rows make due.
     """
 
     def __init__(self, policy: str, *, last_pass: bool) -> None:
@@ -126,8 +127,9 @@ class EventOracle:
         self.times = BatchTimes()
 
     def feed(self, stores: Sequence[str], table: pa.Table) -> dict[str, list[dict[str, object]]]:
-        """Process a batch with the operators of these stores; return the expected output of each. ``times`` are its
-        times.
+        """Process a batch with the operators of these stores, and return the expected output of each.
+
+        ``times`` becomes the times of the batch.
         """
         rows = _in_order(table)
         reached = self._reached(stores, [ts for _, _, ts in rows])
@@ -148,7 +150,7 @@ class EventOracle:
         return outputs
 
     def state(self) -> dict[str, Mapping[object, tuple[object, ...]]]:
-        """Return what each store must hold."""
+        """Return the expected state of each store."""
         once: dict[object, tuple[object, ...]] = {key: (until,) for key, until in self._once.items()}
         return {"closed": dict(self._closed.items()), "once": once, "alarms": self._alarms.state()}
 

@@ -1,4 +1,4 @@
-"""What tests of the protocol share."""
+"""Fixtures for the tests of the protocol."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.kit.simulated.world import Oracle, States, World, two_stores
 
 @pytest.fixture
 def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweep every other record however young, and write a full record every fourth: short schedules see many of both.
+    """Delete orphans after every other record, of any age, and write a full record every four records.
 
-    Every other schedule merges stacks as soon as they have three parts, however small these are.
+    So short schedules have many of both. Schedules with odd seeds also merge stacks as soon as they have three parts.
     """
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed", 0) % 2:
         monkeypatch.setattr(stack_parts, "_PARTS_MAX", 2)  # private: small state
@@ -29,54 +29,57 @@ def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def trusted_for(seconds: float, patch: pytest.MonkeyPatch) -> None:
-    """Set after how long a driver checks its newest record again. Sweeps keep records twice as long."""
+    """Set the seconds after which a driver checks its newest record again. Sweeps wait twice as long."""
     for module in (log, upkeep):
         patch.setattr(module, "SURE_SECONDS", seconds)
 
 
 def full_record_every(records: int, patch: pytest.MonkeyPatch) -> None:
-    """Set after how many records a full one is written. Then a few batches make a log that has several."""
+    """Set the distance of full records. With a small one, a few batches make a log with several full records."""
     for module in (log, retention):
         patch.setattr(module, "FULL_EVERY", records)
 
 
 @pytest.fixture
 def nothing_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let records be swept that were just written."""
+    """Allow sweeps of records that were just written."""
     trusted_for(0.0, monkeypatch)
 
 
 @pytest.fixture
 def names_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name folders in the order in which they are claimed: members sort as their executors began."""
+    """Name folders in the order in which they are claimed.
+
+    Members then sort in the order in which executors started.
+    """
     monkeypatch.setattr(folder, "uuid", InOrder())
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query of one store on two executors."""
+    """A query with one store on two executors."""
     return World(tmp_path)
 
 
 @pytest.fixture
 def two_store_world(tmp_path: Path) -> World:
-    """A query of two stores on two executors."""
+    """A query with two stores on two executors."""
     return World(tmp_path, operators=two_stores())
 
 
 @pytest.fixture
 def filled_world(tmp_path: Path) -> tuple[World, Oracle]:
-    """A query with snapshots, chains and deleted keys, and what its state should hold."""
+    """A query with snapshots, chains and deleted keys, and an oracle with its expected state."""
     return filled(tmp_path)
 
 
 @pytest.fixture
 def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
-    """What the state of ``filled_world`` should hold."""
+    """The oracle with the expected state of ``filled_world``."""
     return filled_world[1]
 
 
 @pytest.fixture
 def states() -> States:
-    """The state after each batch, which ``feed_six_keys`` notes."""
+    """The expected state after each batch, which ``feed_six_keys`` fills."""
     return {}

@@ -1,4 +1,4 @@
-"""Checks of the invariants I1 to I5 on a simulated query. A failure names its invariant."""
+"""Check the invariants I1 to I5 on a simulated query. A failure names the violated invariant."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.kit.simulated.world import World, held_by_key
 from tests.kit.state.local_copies import checksum_on_disk, rows_of_stack
 
 Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
-"""By version and store: what every key should hold."""
+"""The expected state of each key, by version and store."""
 
 
 class History:
-    """Everything that was ever committed to one log, as it was seen being committed: retention may delete it later."""
+    """Everything that was ever committed to one log, recorded at its commit. Retention may delete it later."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -45,20 +45,23 @@ class History:
         self.timers: dict[tuple[Address, Head], int | None] = {}
         self.seen_at: dict[int, float] = {}
         self.swept: set[int] = set()
-        """Records that are gone: a put that lands very late may bring a number back, below all that anybody reads."""
+        """Deleted records. A very late put may write such a record again, below all records that are read."""
         self._seen_whole: dict[tuple[object, ...], dict[object, tuple[object, ...]]] = {}
-        """What copies of these bytes hold: they are looked at each time, and decoded once."""
+        """The decoded contents of copies by their parts, so that the same bytes are decoded once."""
         self._decoded: dict[tuple[str, int], pa.Table] = {}
-        """Snapshots by name and checksum."""
+        """Decoded snapshots by name and checksum."""
         self._looked_at: dict[str, bytes] | None = None
-        """The objects at the last look, which found nothing wrong."""
+        """The objects at the last check, which found no violation."""
         self._listed: dict[str, set[str]] = {}
-        """Objects of records, by commit id, and of savepoints, by the name of their object."""
+        """The objects of records by commit id, and those of savepoints by the name of the savepoint's object."""
         self._sound: dict[tuple[str, int, int, int], bytes] = {}
-        """Bytes in memory that a record lists, and that have their checksum: as long as these very bytes are there."""
+        """Listed bytes in memory whose checksum is right. They are checked again if the object is replaced."""
 
     def look(self) -> None:
-        """Read what is new and check every invariant of the log and of what it lists, if anything came or went."""
+        """Read new records, and check every invariant of the log and of the objects that it lists.
+
+        Without a new or deleted object, nothing is checked.
+        """
         head = self._there()
         if head is not None and head == self._looked_at:
             return
@@ -78,15 +81,15 @@ class History:
         self._looked_at = head
 
     def _there(self) -> dict[str, bytes] | None:
-        """Return the existing objects, or ``None`` if they are not in memory."""
+        """Return the objects by name, or ``None`` if they are not in memory."""
         memory = self.world.memory
         return dict(memory._objects.by_name) if isinstance(memory, MemoryStore) else None  # private: all at once
 
     def check_told(self, commit_id: str) -> None:
-        """I4: a record that was reported as committed is in the log, and not under a swept number."""
+        """I4: a record that was reported as committed is in the log, and not under the number of a deleted record."""
         self.look()
         is_known = any(record.commit_id == commit_id for record in self.records.values())
-        assert is_known, "I4: a record was reported as committed, but the log's line never had it"
+        assert is_known, "I4: a record was reported as committed, but the log never had it"
 
     def _note(self, sequence: int, record: Record, log: Log) -> None:
         manifest = log.manifest_of(record)
@@ -102,24 +105,26 @@ class History:
             self.timers[address, entry.head] = entry.timer_ms
 
     def _check_follows(self, old: Record, manifest: Manifest, new: Record, after: Manifest) -> None:
-        assert new.previous == digest(self.bytes[old.sequence]), "I3: the record does not name the one before"
-        assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
+        assert new.previous == digest(self.bytes[old.sequence]), (
+            "I3: the record has a wrong digest of the previous record"
+        )
+        assert old.promised <= new.promised <= new.sequence, "the oldest promised record moved back, or does not exist"
         retained = max(new.sequence - self.world.settings.retained_versions + 1, old.promised, 0)
         assert new.promised <= retained, "fewer records than retained_versions are promised"
         second = self.world.clock.seconds()
         kept_for = self.kept_seconds(new)
         young = [n for n in range(old.promised, new.promised) if second - self.seen_at.get(n, second) < kept_for]
-        assert not young, f"records {young} are promised no more, and not older than retained_for"
+        assert not young, f"records {young} are no longer promised, but are younger than retained_for"
         if new.kind == "claim":
             assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
             assert after.entries == manifest.entries, "I3: a claim changed the state"
             assert new.version == old.version
             return
         if new.kind == "orders":
-            assert (new.epoch, new.version) == (old.epoch, old.version), "I4: a will is of the driver that claimed last"
-            assert set(manifest.entries) == set(after.entries), "I3: a will changed the state"
+            assert (new.epoch, new.version) == (old.epoch, old.version), "I4: requests were recorded by a fenced driver"
+            assert set(manifest.entries) == set(after.entries), "I3: recorded requests changed the state"
             for address, entry in after.entries.items():
-                assert entry.head == manifest.entry(*address).head, "I3: a will changed the state"
+                assert entry.head == manifest.entry(*address).head, "I3: recorded requests changed the state"
                 _check_entry(manifest.entry(*address), entry, replace(new, version=-2))
             return
         if new.kind == "savepoint":
@@ -127,8 +132,8 @@ class History:
             assert after.entries == manifest.entries, "I3: a savepoint changed the state"
             return
         if new.kind == "adopt":
-            assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: who takes state over raises the epoch"
-            assert after.entries == manifest.entries, "I3: taking state over changed it"
+            assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: an adoption raises the epoch"
+            assert after.entries == manifest.entries, "I3: an adoption changed the state"
             return
         if new.kind == "dispatch":
             self._check_switched(old, new, manifest, after)
@@ -137,27 +142,27 @@ class History:
             self._check_taken_back(old, new, after)
             return
         assert new.kind == "batch"
-        assert new.epoch == old.epoch, "I4: a driver that did not claim last has committed"
-        assert new.version == old.version + 1, "I3: batches are committed one after the other"
-        assert old.schemas.keys() <= new.schemas.keys(), "I3: the columns of a store that has state were forgotten"
+        assert new.epoch == old.epoch, "I4: a fenced driver has committed"
+        assert new.version == old.version + 1, "I3: the version of a batch does not follow the previous one"
+        assert old.schemas.keys() <= new.schemas.keys(), "I3: the schema of a store with state was dropped"
         assert set(manifest.entries) <= set(after.entries)
         for address, entry in after.entries.items():
             _check_entry(manifest.entry(*address), entry, new)
 
     def kept_seconds(self, record: Record) -> float:  # noqa: ARG002 - all drivers have the same settings here
-        """Return how long the writer of this record promises older records at least."""
+        """Return for how many seconds the writer of this record at least keeps older records."""
         return self.world.settings.retained_for
 
     def _check_taken_back(self, old: Record, new: Record, after: Manifest) -> None:
         assert new.target is not None
         assert (new.epoch, new.rollbacks) == (old.epoch + 1, old.rollbacks + 1), "I4: a rollback raises the epoch"
-        assert new.savepoints == old.savepoints, "a rollback forgot savepoints"
+        assert new.savepoints == old.savepoints, "a rollback changed the savepoints"
         assert new.version == self.records[new.target].version
-        assert after.entries == self.manifests[new.target].entries, "I3: a rollback leads to what never was"
+        assert after.entries == self.manifests[new.target].entries, "I3: a rollback has other state than its target"
         is_same = (new.dispatch, new.total) == (old.dispatch, old.total)
         orders = old.orders if is_same else without_key_groups(old.orders)
-        assert new.orders == orders, "a rollback forgot what operators asked for"
-        of_its_own = {
+        assert new.orders == orders, "a rollback changed the operator requests"
+        changed_fields = {
             "sequence",
             "previous",
             "kind",
@@ -180,9 +185,9 @@ class History:
             "previous_offsets",
         }
         target = self.records[new.target]
-        named = [field.name for field in fields(new) if field.name not in of_its_own]
+        named = [field.name for field in fields(new) if field.name not in changed_fields]
         changed = [name for name in named if getattr(new, name) != getattr(target, name)]
-        assert not changed, f"a rollback to record {new.target} has {changed} that are not of that one"
+        assert not changed, f"a rollback to record {new.target} has other {changed} than that record"
 
     def _check_switched(self, old: Record, new: Record, manifest: Manifest, after: Manifest) -> None:
         assert new.epoch == old.epoch + 1, "I4: a switch raises the epoch"
@@ -211,28 +216,30 @@ class History:
         }
         lost = [f.name for f in fields(old) if f.name not in changed and getattr(new, f.name) != getattr(old, f.name)]
         assert not lost, f"a switch changed {lost}"
-        assert new.orders == without_key_groups(old.orders), "a switch forgot what operators asked for"
-        assert new.dispatch == "key_group" or {*old.shards} <= {*new.shards}, "a partition has no shard any more"
+        assert new.orders == without_key_groups(old.orders), "a switch changed the operator requests"
+        assert new.dispatch == "key_group" or {*old.shards} <= {*new.shards}, "a partition lost its shard"
         if "key_group" not in (old.dispatch, new.dispatch):
-            assert (after.entries, new.shards) == (manifest.entries, old.shards), "I3: shards that stay were changed"
+            assert (after.entries, new.shards) == (manifest.entries, old.shards), (
+                "I3: a switch changed shards that it keeps"
+            )
 
     def check_listed_objects(self) -> None:
-        """I5: what a retained record lists is there and is what was written."""
+        """I5: the objects that a retained record lists exist and are unchanged."""
         newest = max(self.records, default=-1)
         present = set(self.world.memory.list(""))
         for savepoint in self.records[newest].savepoints if self.records else ():
             name = paths.savepoint_name(savepoint.id)
-            assert name in present, f"I5: savepoint {savepoint.name} is gone"
+            assert name in present, f"I5: savepoint {savepoint.name} is missing"
             lost = self.listed_by_savepoint(savepoint) - present
-            assert not lost, f"I5: {lost}, of savepoint {savepoint.name}, are gone"
+            assert not lost, f"I5: objects {lost} of savepoint {savepoint.name} are missing"
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
             assert paths.record_name(sequence) in present, (
-                f"I5: record {sequence}, that a rollback may go back to, is gone"
+                f"I5: record {sequence}, to which a rollback may return, is missing"
             )
             missing = self.listed_by(sequence) - present if sequence in self.manifests else set()
-            assert not missing, f"I5: {missing}, of record {sequence} that a rollback may go back to, are gone"
+            assert not missing, f"I5: objects {missing} of retained record {sequence} are missing"
             full = paths.record_name(self.records[sequence].full) if sequence in self.records else ""
-            assert not full or full in present, f"I5: {full}, which record {sequence} changes, is gone"
+            assert not full or full in present, f"I5: {full}, to which record {sequence} refers, is missing"
         for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
             for _, link in self.records[sequence].outputs:
                 self._check_part(link)
@@ -242,12 +249,16 @@ class History:
                 if entry.snapshot:
                     name = paths.snapshot_name(store, key_group, entry.snapshot.id)
                     data = self.world.memory.get(name)
-                    assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
+                    assert data is not None, f"I5: {name}, which record {sequence} lists, is missing"
                     table = self._snapshot(
                         name, data, entry.snapshot.checksum, paths.snapshot_place(store, key_group, entry.snapshot.id)
                     )
-                    assert part_codec.DELETED not in table.column_names, f"I5: {name} tells what is deleted"
-                    assert table.num_rows == entry.snapshot.rows, f"I5: {name} has {table.num_rows} rows"
+                    assert part_codec.DELETED not in table.column_names, (
+                        f"I5: snapshot {name} has a column of deletions"
+                    )
+                    assert table.num_rows == entry.snapshot.rows, (
+                        f"I5: {name} has {table.num_rows} rows, not {entry.snapshot.rows}"
+                    )
 
     def _snapshot(self, name: str, data: bytes, checksum: int, place: Place) -> pa.Table:
         self._check_bytes(name, data, 0, len(data), checksum)
@@ -263,7 +274,7 @@ class History:
         return keys_of(self.world.home)
 
     def listed_by(self, sequence: int) -> set[str]:
-        """Return the objects of a record: of state, and of output that was sealed."""
+        """Return the objects of a record: those with state, and those with sealed output."""
         record = self.records[sequence]
         if record.commit_id not in self._listed:
             outputs = {link.object for _, link in record.outputs}
@@ -271,7 +282,7 @@ class History:
         return self._listed[record.commit_id]
 
     def listed_by_savepoint(self, savepoint: RecordedSavepoint) -> set[str]:
-        """Return the objects of a savepoint, which is whole."""
+        """Return the objects of a savepoint, after a check that the savepoint equals its record."""
         name = paths.savepoint_name(savepoint.id)
         if name not in self._listed:
             kept = decode(self.world.memory.get(name) or b"", "")
@@ -285,7 +296,7 @@ class History:
 
     def _check_part(self, link: Link) -> None:
         data = self.world.memory.get(link.object)
-        assert data is not None, f"I5: {link.object} is gone"
+        assert data is not None, f"I5: {link.object} is missing"
         start, end = link.byte_range
         if link.block is not None:
             footer, actual = checksum_of_block(data[:end])
@@ -294,15 +305,16 @@ class History:
         self._check_bytes(link.object, data, start, end - start, link.checksum)
 
     def _check_bytes(self, name: str, data: bytes, start: int, length: int, checksum: int) -> None:
-        """Compare a part of an object with its checksum, once for the same bytes: those in memory never change."""
+        """Compare a part of an object with its checksum. The same bytes in memory are checked once."""
         read_key = (name, start, length, checksum)
         if self._sound.get(read_key) is not data:
             assert part_codec.checksum(data[start : start + length]) == checksum, f"I5: {name} was overwritten"
             self._sound[read_key] = data
 
     def check_copies(self, contents: Contents, owner: str = "") -> int:
-        """I2: every local copy (of an owner) that can be read holds exactly a committed version; return how many were
-        looked at.
+        """I2: every readable local copy holds exactly a committed version. Return the number of checked copies.
+
+        If ``owner`` is set, only the copies of this owner are checked.
         """
         checked = 0
         for path in sorted(self.world.local_dir.glob("*/m*/owner")):
@@ -316,7 +328,7 @@ class History:
         return checked
 
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Contents) -> bool:
-        """I2: a readable copy of a durable store equals a committed version; return whether it is readable."""
+        """I2: a readable copy of a durable store equals a committed version. Return whether the copy was checked."""
         store, key_group = address
         operator = next(operator for operator in self.world.operators if operator.store == store)
         head = stack.head
@@ -352,16 +364,16 @@ class History:
         key_group: int,
         head: Head,  # noqa: ARG002 - one dispatch
     ) -> dict[object, tuple[object, ...]]:
-        """Return what of a state belongs into a key-group's copy at a head."""
+        """Return the part of a state that belongs in a key-group's copy at a head."""
         return of_key_group(state, key_group, self.world.settings.key_groups)
 
     def _contents_at(self, head: Head, contents: Contents) -> Mapping[str, Mapping[object, tuple[object, ...]]]:
-        """Return what every key should hold at a head."""
+        """Return the expected state of all stores at a head."""
         return contents[head.version]
 
 
 def _still_there(table: pa.Table, due: str | None, timer_ms: int | None) -> pa.Table:
-    """Return the rows without those whose time is over by the timer that the log has: they may lie there still."""
+    """Return the rows that are not yet due by the timer of the log. Rows that are due may still be in the copy."""
     if due is None:
         return table
     times = in_milliseconds(table.column(due).combine_chunks())
@@ -372,7 +384,7 @@ def _check_one_attempt_a_version(entry: Entry) -> None:
     versions = [link.head.version for link in entry.chain]
     start = entry.snapshot.head.version if entry.snapshot else -1
     assert versions == sorted(set(versions)), f"I1: two attempts of one version are listed: {entry.chain}"
-    assert not versions or start < versions[0], "I1: a delta is listed beside the snapshot that holds it"
+    assert not versions or start < versions[0], "I1: a delta is listed although the snapshot contains it"
 
 
 def _check_entry(old: Entry, new: Entry, record: Record) -> None:
@@ -384,25 +396,25 @@ def _check_entry(old: Entry, new: Entry, record: Record) -> None:
     for link in added:
         assert int(link.head.attempt.split("-")[0]) == record.epoch, "I1: an attempt of another epoch is listed"
     if added and not chain and new.snapshot is None:
-        return  # a delta with the whole state
+        return  # the delta has the whole state
     before = old.chain
     if new.snapshot != old.snapshot:
         assert new.snapshot is not None, "I3: a snapshot was dropped"
         heads = [link.head for link in old.chain]
-        assert new.snapshot.head in heads, "I3: a snapshot whose head is no link of the chain it replaces"
+        assert new.snapshot.head in heads, "I3: the head of a snapshot is not in the chain that it replaces"
         before = old.chain[heads.index(new.snapshot.head) + 1 :]
     _check_chain(before, chain)
 
 
 def _check_chain(before: tuple[Link, ...], after: tuple[Link, ...]) -> None:
-    """Check that each link of ``after`` was there before, or is a merged delta in place of successive links."""
+    """Check that each link of ``after`` is a link of ``before``, or a merged delta that replaces successive ones."""
     rest = list(before)
     for link in after:
         assert rest, "I3: the chain was changed"
         covered = rest.pop(0)
         while covered != link and covered.head != link.head:
             assert link.merged is not None, "I3: the chain was changed"
-            assert rest, "I3: a merged delta whose head is no link of the chain"
+            assert rest, "I3: the head of a merged delta is not in the chain"
             covered = rest.pop(0)
         assert covered == link or link.merged is not None, "I3: a link was replaced"
     assert not rest, "I3: links were dropped"

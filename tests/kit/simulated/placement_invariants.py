@@ -1,4 +1,4 @@
-"""The invariants of placement as checks on a simulated query: P6, I6 and I9."""
+"""Check the invariants of placement on a simulated query: P6, I6 and I9."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from riffle_spark.protocol.ownership.view import view_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.log.manifest import Address, Head
-from riffle_spark.state.restore.copy_progress import _has_files  # private: whether a copy is whole
-from riffle_spark.worker.upkeep_piece import _Piece  # private: what removes copies
+from riffle_spark.state.restore.copy_progress import _has_files  # private: whether a copy has all files
+from riffle_spark.worker.upkeep_piece import _Piece  # private: the method that removes copies
 from tests.kit.simulated.world import World
 
 __all__ = ["check_copies_bounded", "check_valid", "watch_the_cleaner"]
@@ -32,10 +32,10 @@ OTHER_FILES = 300
 
 
 def view_now(world: World) -> tuple[View, frozenset[str]]:
-    """Return the assignor's present view, and the drained members."""
+    """Return the assignor's current view, and the drained members."""
     stores = tuple(operator.store for operator in world.operators if operator.durable)
     second = world.clock.seconds()
-    manifest = world.driver._log.manifest  # private: what the driver holds
+    manifest = world.driver._log.manifest  # private: the log of the driver
     placement = world.driver.ownership.placement
     situation = placement.situation(manifest, stores, second)
     situation = replace(situation, quarantined=placement.triggers.quarantine.members_without_copies(situation))
@@ -43,8 +43,10 @@ def view_now(world: World) -> tuple[View, frozenset[str]]:
 
 
 def check_valid(world: World) -> None:
-    """Check I6 and P6, unless the assignment is about to be made anew: every task is owned once, by a live member, no
-    member has two copies of it, and as many standbys exist as have room.
+    """Check I6 and P6, unless a new assignment is due.
+
+    I6: every task is owned once, by a live member, and no member has two copies of a task. P6: there are as many
+    standbys as members allow.
     """
     ownership = world.driver.ownership
     if ownership.placement.layout is not None:
@@ -54,7 +56,7 @@ def check_valid(world: World) -> None:
         _check_standbys(world, view)
         for layout in ownership.placement.layout.all_groups:
             served = sorted(group for slot in layout.slots for group in slot.key_groups)
-            assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
+            assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot or two slots"
 
 
 def _check_standbys(world: World, view: View) -> None:
@@ -75,13 +77,13 @@ def _check_standbys(world: World, view: View) -> None:
     num_standbys = min(settings.num_standbys, len(allowed or view.members) - 1)
     counts = {task.id: len(present.standbys.get(task.id, ())) for task in view.tasks if task.kind == "stateful"}
     missing = {task: count for task, count in counts.items() if count < num_standbys}
-    assert not missing, f"P6: of {num_standbys} standbys there are {missing}"
+    assert not missing, f"P6: tasks have fewer than {num_standbys} standbys: {missing}"
 
 
 def check_copies_bounded(world: World) -> None:
-    """A living member has few files for each of its copies, and few beside them.
+    """Check that a live member has few files per copy, and few other files.
 
-    A journal that a power failure has torn before its first entry stays until the member writes to that store again.
+    A journal that a power failure has cut before its first entry remains until the member writes to that store again.
     """
     for member in world.driver.ownership.membership.live:
         for folder in [owner.parent for owner in world.local_dir.glob(f"*/{member}/owner")]:
@@ -95,8 +97,10 @@ def check_copies_bounded(world: World) -> None:
 
 
 def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
-    """I9, at every clean-up: no copy is removed that was reported and not answered, that is assigned, or that was
-    assigned within the delay. Removed copies are where they were.
+    """Check I9 at every clean-up of copies.
+
+    No copy is removed that is assigned, that was assigned within the delay, or that was reported since the last
+    assignment. A removed copy is at the head at which its removal was ordered.
     """
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
@@ -104,7 +108,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     original = ReportedCopies.record_census
     assigned = IdleCopies.record_assignment
     due = IdleCopies.take_due
-    drop = _Piece._drop  # private: what removes copies
+    drop = _Piece._drop  # private: the method that removes copies
 
     def count(self: ReportedCopies, census: Census) -> None:
         original(self, census)
@@ -113,7 +117,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         )
         copies_listed = {(store, key_group) for store, key_group, _, _ in census.copies}
         assert self.of_member(census.member).keys() == copies_listed, (
-            f"{census.member} is taken to have other copies than it said"
+            f"{census.member} reported other copies than the driver recorded"
         )
 
     def answer(
@@ -131,7 +135,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         needed[id(copies)] = lambda member, address: (
             member
             in (
-                assignment.owners.get(groups.task(*address)),  # none of a number that a switch has done away with
+                assignment.owners.get(groups.task(*address)),  # no owner for a key-group that a switch has abolished
                 *(() if pointers else assignment.standbys.get(groups.task(*address), ())),
                 *assignment.warmups.get(groups.task(*address), ()),
             )
@@ -151,10 +155,14 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     ) -> dict[str, list[Drop]]:
         drops = due(self, copies, live, second, delay, at_once=at_once)
         for member, address in [(name, (drop.store, drop.key_group)) for name in drops for drop in drops[name]]:
-            assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
-            assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
+            assert (member, address) not in unanswered.get(id(copies), ()), (
+                f"I9: the copy {address} on {member} was reported after the last assignment"
+            )
+            assert not needed[id(copies)](member, address), f"I9: the copy {address} on {member} is assigned"
             since = idle[id(copies)].pop((member, address), second)
-            assert second - since >= delay or member in at_once, f"I9: {address} on {member} had a place lately"
+            assert second - since >= delay or member in at_once, (
+                f"I9: the copy {address} on {member} was assigned within the delay"
+            )
         return drops
 
     def drop_all(self: _Piece, folder: Folder) -> None:
@@ -168,7 +176,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Watched(Folder):
-    """The folder of a piece of upkeep that removes copies, which were at these heads when they were ordered to go."""
+    """The folder of a piece of upkeep that removes copies. ``heads`` are their heads when the removal was ordered."""
 
     def __init__(self, folder: Folder, heads: Mapping[Address, Head | None]) -> None:
         super().__init__(folder.path, folder._owner)  # private: the same folder
@@ -178,5 +186,7 @@ class _Watched(Folder):
         stack = (stacks or self.stacks(store)).read(key_group)
         head = self._heads.get((store, key_group))
         if stack is not None and head not in {None, stack.head} and _has_files(self.path, stack):
-            pytest.fail(f"I9: {store}, key-group {key_group} on {self.member} goes, though it has moved on")
+            pytest.fail(
+                f"I9: copy of {store}, key-group {key_group} on {self.member} is removed, but its head has changed"
+            )
         super().drop(store, key_group, stacks)

@@ -1,4 +1,4 @@
-"""State to be switched to another dispatch, and read back from the objects alone."""
+"""State that is switched to another dispatch, and read from the objects alone."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Contents = dict[str, dict[object, tuple[object, ...]]]
 
 
 def partition_of(keys: pa.Table) -> pa.Table:
-    """Name the partition of each key: by its bytes' hash over two topics."""
+    """Return the topic and partition of each key, which are a hash of its bytes over two topics."""
     hashes = keygroups.key_hashes(keys.columns).view(np.int64) % (2 * PARTITIONS)
     topics = pa.array(hashes % 2).cast(pa.string())
     return pa.table({"topic": pc.binary_join_element_wise("topic", topics, "-"), "partition": pa.array(hashes // 2)})
 
 
 def filled(folder: Path) -> tuple[World, Oracle]:
-    """Return a query of two stores whose state has snapshots, chains and deleted keys, and what it should hold."""
+    """Return a query of two stores and an oracle. Its state has snapshots, chains and deleted keys."""
     world = World(folder, operators=two_stores(), key_groups=16)
     oracle = Oracle()
     chance = random.Random(3)
@@ -52,7 +52,7 @@ def tail_of(root: str) -> Record:
 
 
 def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
-    """Return every shard's state as the objects have it."""
+    """Yield the state of every store and shard, as its objects hold it."""
     objects = open_store(root)
     log = Log(objects, root)
     tail = log.open()
@@ -64,7 +64,7 @@ def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
 
 
 def contents(root: str) -> Contents:
-    """Return every store's state by key; a key is in one shard."""
+    """Return the state of every store by key. Fail if a key is in two shards."""
     contents: Contents = {}
     for store, _, rows in shards_of(root):
         state = contents.setdefault(store, {})
@@ -75,5 +75,5 @@ def contents(root: str) -> Contents:
 
 
 def expected(oracle: Oracle) -> Contents:
-    """Return what plain Python computed."""
+    """Return the state that an oracle expects."""
     return {"totals": dict(oracle.totals.items()), "tails": {k: (v,) for k, v in oracle.tails.items()}}

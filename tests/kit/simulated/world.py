@@ -1,4 +1,4 @@
-"""A simulated query: batches, a sink, executors and driver restarts, with an oracle to compare with."""
+"""A simulated query: batches, a sink, executors and restarts of the driver. An oracle computes the expected state."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ States = dict[int, dict[object, tuple[object, ...]]]
 
 
 class Crash(BaseException):
-    """The driver's process is gone."""
+    """The process of the driver has died."""
 
 
 def rows_of(*triples: tuple[str | None, int | None, int]) -> pa.Table:
-    """Make input rows."""
+    """Return input rows of (key, value, order)."""
     return pa.table([pa.array([t[i] for t in triples], ROWS.field(i).type) for i in range(3)], schema=ROWS)
 
 
 def one(value: int, key: str = "a") -> pa.Table:
-    """Return a batch of one row."""
+    """Return a batch with one row."""
     return rows_of((key, value, value))
 
 
 def totals(store: str = "totals") -> Operator:
-    """Count and sum per key."""
+    """Return an aggregate with the count and the sum per key."""
     return operator_of(store, ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS)
 
 
 def last_three(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Keep each key's last three values in their order; forget a key at a negative one. Order matters."""
+    """Keep the last three values of each key in their order. A negative value deletes the key."""
     last_rows: dict[str, list[int]] = dict(zip(state["k"].to_pylist(), state["last"].to_pylist(), strict=True))
     deleted: set[str] = set()
     for key, value in zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True):
@@ -71,7 +71,7 @@ def last_three(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.
 
 
 def tails() -> Operator:
-    """Keep the last three values per key."""
+    """Return an operator that keeps the last three values per key."""
     schema = pa.schema([("last", pa.list_(pa.int64()))])
     output = pa.schema([("k", pa.string()), *schema])
     return operator_of("tails", ["k"], arrow_function(last_three, state=schema, output=output), ("at",), ROWS)
@@ -83,8 +83,9 @@ def two_stores() -> list[Operator]:
 
 
 def drawn_batch(chance: random.Random, version: int, most_keys: int = 12) -> pa.Table:
-    """Draw a batch: several keys, values that sometimes delete, order columns out of order; sometimes empty. Of more
-    keys than a batch has rows, the first batch has each.
+    """Draw a batch, sometimes an empty one. Some values delete a key, and order columns are unordered.
+
+    If there are more keys than a batch has rows, the first batch has every key.
     """
     keys = [f"key-{chance.randrange(most_keys)}" for _ in range(chance.choice([0, 1, 6, 15]))]
     if most_keys > 15 and not version:
@@ -95,13 +96,14 @@ def drawn_batch(chance: random.Random, version: int, most_keys: int = 12) -> pa.
 
 
 def held_by_key(table: pa.Table) -> dict[object, tuple[object, ...]]:
-    """Return what a whole state holds by the first column of the key: its values or, of variables, each element in an
-    order of its own as (variable, when due, value).
+    """Return a whole state by the first column of the key, as the tuple of a key's values.
+
+    For a store with variables, the tuple has the sorted elements of the key as (variable, due time, value).
     """
     if VARIABLE not in table.column_names:
         rows = list(zip(*table.to_pydict().values(), strict=True))
         state = {key: tuple(values) for key, *values in rows}
-        assert len(state) == len(rows), "a key has one row"
+        assert len(state) == len(rows), "a key has several rows"
         return state
     elements: dict[object, list[object]] = {}
     for row in table.to_pylist():
@@ -112,14 +114,14 @@ def held_by_key(table: pa.Table) -> dict[object, tuple[object, ...]]:
 
 
 class Oracle:
-    """The state after each batch, as plain Python computes it."""
+    """Computes the expected state after each batch in plain Python."""
 
     def __init__(self) -> None:
         self.totals: dict[str, tuple[int, int]] = {}
         self.tails: dict[str, list[int]] = {}
 
     def feed(self, rows: pa.Table) -> None:
-        """Add a batch."""
+        """Process a batch."""
         for row in sorted(rows.to_pylist(), key=lambda row: row["at"]):
             key = row["k"]
             value = row["v"]
@@ -134,7 +136,7 @@ class Oracle:
 class World:
     """One query over simulated executors. Its only store is ``totals``, unless ``operators`` are set.
 
-    Each further store makes every batch slower. ``crash_at`` names a step at which the driver's process dies, once.
+    Each further store makes every batch slower. ``crash_at`` names a step at which the driver's process dies once.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class World:
         self.start()
 
     def start(self, background: InlineBackground | None = None) -> Driver:
-        """Start a driver: a new process, or a query started again."""
+        """Start a driver, as after a restart of the process or of the query."""
         self.runs += 1
         self.run_id = f"run-{self.runs}"
         self.background = background or InlineBackground()
@@ -195,7 +197,7 @@ class World:
             raise Crash(step)
 
     def incoming(self, version: int, **changes: object) -> IncomingBatch:
-        """Return a batch as Spark would announce it."""
+        """Return a batch as Spark announces it."""
         fields = {
             "version": version,
             "query_id": self.query_id,
@@ -209,10 +211,10 @@ class World:
         return IncomingBatch(**fields)  # type: ignore[arg-type]
 
     def work_but_deletes(self) -> list[Callable[[], object]]:
-        """Do what waits beside the batches, but for looks at the log, scans and deletes; return these."""
+        """Run the waiting background work, except the checks of the log, scans and deletes. Return these."""
         deletes = []
-        while self.background._waiting:  # private: some of what waits is done
-            work = self.background._waiting.pop(0)  # private: what is submitted
+        while self.background._waiting:  # private: only some of the waiting work runs
+            work = self.background._waiting.pop(0)  # private: the queue of submitted work
             if "ClaimWork" in work.__qualname__:
                 deletes.append(work)
             else:
@@ -227,13 +229,15 @@ class World:
         lose_block: str | None = None,
         **changes: object,
     ) -> BatchReport:
-        """Hand one batch to the driver."""
+        """Let the driver process one batch, and return its report."""
         self.work = SimWork(self.cluster, rows, self.operators, self.sinks, perform, lose_block)
         self.clock.advance(1)
         return self.driver.process(self.incoming(version, **changes), self.operators, self.work)
 
     def rest(self, looks: int = 1, seconds: float = 1) -> list[bool]:
-        """Let time go by without a batch, so many seconds a look of the driver's; return which had something to do."""
+        """Let time pass without a batch: ``looks`` times ``seconds``. Return for each look whether the driver had work
+        to do.
+        """
         acted = []
         for _ in range(looks):
             self.clock.advance(seconds)
@@ -241,13 +245,13 @@ class World:
         return acted
 
     def log(self) -> Log:
-        """Return the log as a reader without faults sees it."""
+        """Return the log, read without faults."""
         log = Log(self.memory, self.home.root)
         log.open()
         return log
 
     def state(self, store: str) -> dict[object, tuple[object, ...]]:
-        """Return a store's state by key, restored from the objects alone into a folder of its own."""
+        """Return a store's state by key, restored from the objects alone into a separate folder."""
         schema = next(operator.schema for operator in self.operators if operator.store == store)
         manifest = self.log().manifest
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
@@ -260,7 +264,7 @@ class World:
         return state
 
     def delivered(self, store: str) -> list[dict[str, object]]:
-        """Return all rows a store's sink holds, in an order of their own."""
+        """Return all rows that a store's sink received, sorted."""
         rows = [
             {"delivery": delivery, **row}
             for delivery, table in self.sinks[store].by_id.items()
@@ -270,7 +274,7 @@ class World:
 
 
 def feed_six_keys(world: World, first: int, last: int, states: States | None = None) -> None:
-    """Run batches of six keys, and note the totals after each: those noted of the batch before, and its own rows."""
+    """Run batches of six keys. ``states`` gets the expected totals after each batch."""
     for version in range(first, last + 1):
         world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
         if states is not None:

@@ -1,4 +1,4 @@
-"""Records, entries and links drawn by Hypothesis, and plain ones for tests that need just any."""
+"""Records, entries and links that Hypothesis draws, and plain ones for tests that need any record."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6,
 )  # fmt: skip
 RESERVED = st.dictionaries(NAMES, JSON, max_size=3)
-"""What a later version may keep where this one only carries it on."""
+"""Content of reserved fields, which this version only copies from record to record."""
 MEMBERS = st.builds(
     RecordedMember, NAMES, NAMES, NAMES, NUMBERS, st.none() | NAMES, st.dictionaries(NAMES, NAMES, max_size=2), RESERVED
 )
@@ -65,7 +65,7 @@ SAVEPOINTS = st.builds(
 
 
 def _in_blocks(entries: dict[Address, Entry]) -> dict[Address, Entry]:
-    """Return the entries with the links of every second object in a block."""
+    """Return the entries with the links of some objects in blocks."""
     return {
         (store, key_group): replace(entry, chain=tuple(_in_block(link, key_group) for link in entry.chain))
         for (store, key_group), entry in entries.items()
@@ -73,7 +73,7 @@ def _in_blocks(entries: dict[Address, Entry]) -> dict[Address, Entry]:
 
 
 def _in_block(link: Link, key_group: int) -> Link:
-    """Return a link as one in a block, unless its object is stored in parts. The object's name decides."""
+    """Return a link as one in a block, or unchanged if the object's name says that the object is stored in parts."""
     number = int(link.source.attempt.partition("-")[2], 16) % 2**40
     if number % 2:
         return link
@@ -82,7 +82,7 @@ def _in_block(link: Link, key_group: int) -> Link:
 
 
 def _in_order(record: Record) -> Record:
-    """Return a record that names none after itself."""
+    """Return a record that refers to no later record."""
     return replace(
         record, promised=min(record.promised, record.sequence), full=max(0, record.sequence - record.full % 1000),
         target=None if record.target is None else min(record.target, record.sequence),
@@ -119,12 +119,12 @@ PLAIN = Record(
 
 
 def drafted(commit_id: str, version: int = 0) -> Record:
-    """Return the draft of a batch."""
+    """Return the draft of a batch record."""
     return replace(PLAIN, kind="batch", commit_id=commit_id, version=version)
 
 
 def attempt(number: int = 0, epoch: int = 1) -> str:
-    """Return an attempt's name."""
+    """Return the name of an attempt."""
     return f"{epoch}-{number:032x}"
 
 
@@ -134,31 +134,34 @@ def link(version: int, number: int = 0, *, start: int = 0, length: int = 10, epo
 
 
 def entry(*versions: int) -> Entry:
-    """Return an entry with a chain of these versions."""
+    """Return an entry whose chain has links of these versions."""
     return Entry(chain=tuple(link(version) for version in versions))
 
 
 def manifest(**chains: tuple[int, ...]) -> Manifest:
-    """Return a manifest of store ``totals``: ``manifest(kg0=(1, 2))``."""
+    """Return a manifest of store ``totals``.
+
+    ``manifest(kg0=(1, 2))`` has a chain of versions 1 and 2 in key-group 0.
+    """
     return Manifest({("totals", int(name[2:])): entry(*versions) for name, versions in chains.items()})
 
 
 def cut_to_last(whole: Entry, links: int) -> Entry:
-    """Return an entry with only its last ``links`` links, cut before them."""
+    """Return an entry with only the last ``links`` links of its chain."""
     if len(whole.chain) <= links:
         return whole
     return Entry(None, whole.chain[-links:], whole.timer_ms, cut=whole.chain[-links - 1].head)
 
 
 def opened(store: ObjectStore) -> Log:
-    """Open a log."""
+    """Return the opened log of a store."""
     log = Log(store, ROOT)
     log.open()
     return log
 
 
 def grown(store: ObjectStore, count: int) -> Log:
-    """Return a log of so many records, each changing one key-group of eight."""
+    """Return a log of ``count`` records. Each batch changes one of eight key-groups."""
     log = opened(store)
     log.append(PLAIN, Manifest())
     for version in range(count - 1):

@@ -1,4 +1,4 @@
-"""Keys, tables and damage drawn by Hypothesis, for the tests of both codecs."""
+"""Keys, tables and types that Hypothesis draws, for the tests of both codecs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Values = st.SearchStrategy[object]
 
 
 def integers(bits: int) -> Values:
-    """Draw signed integers of so many bits."""
+    """Draw signed integers of this number of bits."""
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
@@ -24,7 +24,7 @@ def decimals(precision: int, scale: int) -> Values:
 
 
 def durations() -> Values:
-    """Draw differences of times that Python can hold."""
+    """Draw durations that Python can hold."""
     return st.integers(-(2**52), 2**52).map(lambda us: timedelta(microseconds=us))
 
 
@@ -50,7 +50,7 @@ KEY_TYPES: dict[pa.DataType, Values] = {
 
 @st.composite
 def keys(draw: st.DrawFn) -> list[pa.Array]:
-    """Draw the columns of some keys, few enough values that they often share a beginning."""
+    """Draw the columns of some keys from few values, so that keys often start with the same values."""
     types = draw(st.lists(st.sampled_from(list(KEY_TYPES)), min_size=1, max_size=3))
     count = draw(st.integers(0, 8))
     columns = []
@@ -82,18 +82,18 @@ def nullable_lists(values: Values, size: int | None = None) -> Values:
 
 
 def entries(values: Values) -> Values:
-    """Draw what Arrow makes a map of."""
+    """Draw lists of pairs from which Arrow makes maps."""
     return st.lists(st.tuples(st.text(max_size=3), st.one_of(st.none(), values)), max_size=3)
 
 
 def structs(fields: list[tuple[pa.DataType, Values]]) -> tuple[pa.DataType, Values]:
-    """Return the type of a struct of these fields, and what draws one."""
+    """Return the type of a struct with these fields, and a strategy that draws its values."""
     kind = pa.struct([(f"f{at}", field) for at, (field, _) in enumerate(fields)])
     return kind, st.fixed_dictionaries({f"f{at}": st.one_of(st.none(), v) for at, (_, v) in enumerate(fields)})
 
 
 def nested(leaves: dict[pa.DataType, Values]) -> st.SearchStrategy[tuple[pa.DataType, Values]]:
-    """Draw a type made of these leaves, and what draws its values."""
+    """Draw a type that is nested from these leaves, and a strategy that draws its values."""
     return st.recursive(
         st.sampled_from(list(leaves.items())),
         lambda inner: st.one_of(

@@ -1,4 +1,4 @@
-"""Schemas of several variables and tables of wide rows drawn by Hypothesis."""
+"""Schemas of several variables and tables of wide rows that Hypothesis draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.state.drawn_tables import KEY_TYPES, LEAVES, Values, nested, nullable_lists, structs
 
 Types = st.SearchStrategy[tuple[pa.DataType, Values]]
-"""Draws a type and what draws its values."""
+"""A strategy that draws a type together with a strategy for its values."""
 KINDS: tuple[Literal["value", "list", "map"], ...] = ("value", "list", "map")
 LONG = ["k" * length for length in (150, 236, 237, 238, 300, 900)]
 TYPES = nested(LEAVES)
@@ -20,7 +20,7 @@ TEXT = st.one_of(KEY_TYPES[pa.string()], st.sampled_from(LONG))
 
 
 def nested_in_keys(inner: Types) -> Types:
-    """Draw what of some types a map's key may be: the types, arrays and structs of them."""
+    """Draw arrays and structs of types, as far as the keys of maps can have them."""
     return st.one_of(
         inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))), st.lists(inner, max_size=3).map(structs)
     )
@@ -28,7 +28,7 @@ def nested_in_keys(inner: Types) -> Types:
 
 @st.composite
 def fields(draw: st.DrawFn, types: Types, name: str) -> list[tuple[str, pa.DataType, Values]]:
-    """Draw names, types and values of the fields of a struct."""
+    """Draw the names, the types and the strategies of the fields of a struct."""
     drawn = draw(st.lists(types, min_size=1, max_size=3))
     return [(f"{name}{at}", kind, values) for at, (kind, values) in enumerate(drawn)]
 
@@ -40,18 +40,18 @@ MAP_KEY_FIELDS = st.recursive(KEY_FIELDS, nested_in_keys, max_leaves=3)
 
 
 def rows_of(drawn: list[tuple[str, pa.DataType, Values]]) -> st.SearchStrategy[dict[str, object]]:
-    """Return what draws the values of such fields, as a struct."""
+    """Return a strategy that draws the values of fields as a struct."""
     return st.fixed_dictionaries({name: st.one_of(st.none(), values) for name, _, values in drawn})
 
 
 def schema_of(drawn: list[tuple[str, pa.DataType, Values]]) -> pa.Schema:
-    """Return the schema of such fields."""
+    """Return the schema of drawn fields."""
     return pa.schema([(name, kind) for name, kind, _ in drawn])
 
 
 @st.composite
 def wide_tables(draw: st.DrawFn) -> tuple[VariableColumns, pa.Table]:
-    """Draw a schema and rows of it, in any order, that may be those of a snapshot but for rows that are there twice."""
+    """Draw a schema and rows in any order. Except for duplicates, the rows could be those of a snapshot."""
     key = draw(fields(KEY_FIELDS, "k"))
     indexed = draw(st.booleans())
     variables: list[Variable] = []
@@ -74,7 +74,7 @@ def wide_tables(draw: st.DrawFn) -> tuple[VariableColumns, pa.Table]:
 
 
 def table_of(schema: VariableColumns, rows: list[dict[str, object]], *, delta: bool = False) -> pa.Table:
-    """Return rows, given without the columns where they are null, as a table of a part."""
+    """Return rows as a table of a part. Columns that a row does not name are null."""
     columns = schema.part_schema(delta=delta)
     arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]
     return pa.table(arrays, schema=columns)

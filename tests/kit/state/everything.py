@@ -1,4 +1,4 @@
-"""A processor with all kinds of variables."""
+"""A processor with variables of all kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Everything(StatefulProcessor):
     """Writes a value, a list, a map with a TTL, and a timer for each row."""
 
     def __init__(self, key: str) -> None:
-        """Create the processor of this key column."""
+        """Create the processor for keys of one column."""
         self._key = key
 
     def init(self, handle: Any) -> None:
@@ -26,7 +26,7 @@ class Everything(StatefulProcessor):
         self._map = handle.getMapState("tags", "tag string", "n int", 60_000)
 
     def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Any:
-        """Write all variables, and show them."""
+        """Write all variables for each row, and yield their contents."""
         now = timers.getCurrentProcessingTimeInMs()
         for _ in rows:
             last = self._value.get()
@@ -38,7 +38,7 @@ class Everything(StatefulProcessor):
         yield Row(**{self._key: key[0]}, shown=f"{self._value.get()[0]} {shown}")
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:  # noqa: ARG002
-        """Show that the timer fired."""
+        """Yield the time of the fired timer."""
         yield Row(**{self._key: key[0]}, shown=f"fired {expiredTimerInfo.getExpiryTimeInMs()}")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A store in which something happens before a chosen request."""
+"""A store that calls a function before a chosen request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["InterruptedStore"]
 
 
 class InterruptedStore:
-    """A store that calls ``at_call`` once, before request number ``stop_at``, and deletes one object at a time.
+    """A store that calls ``at_call`` once, before request number ``stop_at``. It deletes one object at a time.
 
     ``calls`` counts the requests.
     """
@@ -30,7 +30,7 @@ class InterruptedStore:
         return counted
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete one object after the other."""
+        """Delete the objects one after the other."""
         for name in names:
             self._count()
             self._objects.delete([name])

@@ -1,4 +1,4 @@
-"""What a member's copies hold, looked at where they lie."""
+"""Read the contents of a member's local copies from its folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["checksum_on_disk", "local_copy", "rows_of_stack", "unremembered"]
 
 
 def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Head, pa.Table] | None:
-    """Return where a copy is and all that it holds, as a snapshot's table; ``None`` if there is none."""
+    """Return the head of a copy and its whole state as a snapshot's table, or ``None`` if there is no copy."""
     found = folder.stacks(schema.store).read(key_group)
     return None if found is None else (found.head, rows_of_stack(folder.path, schema, found, key_group))
 
@@ -32,7 +32,7 @@ def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Hea
 def rows_of_stack(
     folder: Path, schema: StoreSchema, found: Stack, key_group: int, keys: Keys | None = None
 ) -> pa.Table:
-    """Return all that the stack of a key-group holds, as a snapshot's table."""
+    """Return the whole state in a key-group's stack as a snapshot's table."""
     files = PartFiles(folder, keys)
     return read_all_rows(
         [run for part in reversed(found.parts) for run in files.read_runs(part, schema, key_group)], schema
@@ -40,9 +40,9 @@ def rows_of_stack(
 
 
 def checksum_on_disk(folder: Path, part: StackedPart) -> int:
-    """Return the checksum of a part's bytes, or of its whole block, as they are on the disk.
+    """Return the checksum of a part's bytes on the disk, or that of its whole block if it is in one.
 
-    Raises ``DamagedCopy`` if the file is gone.
+    Raises ``DamagedCopy`` if the file is missing.
     """
     try:
         with (folder / part.file).open("rb") as file:
@@ -56,12 +56,14 @@ def checksum_on_disk(folder: Path, part: StackedPart) -> int:
 
 @contextmanager
 def unremembered() -> Iterator[None]:
-    """Look at copies as a process that has just begun does, and leave what this one knows of files as it is: what a
-    look has found whole the product must not take for looked at.
+    """Read copies during the block with the empty caches of a new process.
+
+    The caches of this process are unchanged afterwards, so the product does not skip checks of files that a test has
+    read.
     """
     names = ("_files", "_decrypted")
     kept = {name: getattr(part_files, name) for name in names}
-    part_files._files = OrderedDict()  # private: what a process keeps
+    part_files._files = OrderedDict()  # private: the cache of a process
     part_files._decrypted = part_files._DecryptedRows()  # private: as above
     try:
         with another_process():

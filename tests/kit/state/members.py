@@ -1,4 +1,4 @@
-"""A member with a folder, a store and key-groups whose deltas and snapshots are really sealed, for tests of folding."""
+"""A member with a folder, a store, and key-groups with sealed deltas and snapshots, for tests of local copies."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SCHEMA = PlainColumns("totals", pa.schema([("k", pa.string())]), pa.schema([("v"
 
 
 def delta_table(changes: dict[str, int | None]) -> pa.Table:
-    """Return a part's rows: ``None`` deletes."""
+    """Return the rows of a delta's part. A value of ``None`` deletes its key."""
     columns = [list(changes), list(changes.values()), [value is None for value in changes.values()]]
     return SCHEMA.sealed(pa.table(columns, schema=SCHEMA.part_schema(delta=True)))
 
 
 class Place:
-    """A store, and what was committed to it: ``entries`` by key-group, and what each should hold."""
+    """A store with its committed state: ``entries`` by key-group, and the expected rows of each in ``wanted``."""
 
     def __init__(self, folder: Path) -> None:
         self.store = FaultyStore(MemoryStore(), sleep=lambda _: None)
@@ -41,7 +41,10 @@ class Place:
     def seal(
         self, version: int, changes: dict[int, dict[str, int | None]], *, kept: bool = False, epoch: int = 1
     ) -> list[Link]:
-        """Commit one delta of several key-groups; ``kept``: this member sealed it itself."""
+        """Commit one delta of several key-groups, and return its links.
+
+        If ``kept`` is set, this member has the sealed file.
+        """
         name, data, links = attempt(version, epoch), b"", []
         for key_group, rows in sorted(changes.items()):
             part = part_codec.encode(delta_table(rows))
@@ -58,7 +61,7 @@ class Place:
         return links
 
     def snapshot(self, key_group: int) -> Snapshot:
-        """Take and list a snapshot of a key-group at its head."""
+        """Take a snapshot of a key-group at its head, list it, and return it."""
         entry, rows = self.entries[key_group], self.wanted[key_group]
         schema = SCHEMA.part_schema()
         data = part_codec.encode(SCHEMA.sealed(pa.table([list(rows), list(rows.values())], schema=schema)))
@@ -71,12 +74,12 @@ class Place:
         return taken
 
     def keeper(self, epoch: int = 1, folder: Folder | None = None) -> StackKeeper:
-        """Return what keeps this member's copies."""
+        """Return the ``StackKeeper`` of this member's copies."""
         self.reader = Reader(self.store)
         return StackKeeper(folder or self.folder, SCHEMA, self.reader, epoch)
 
     def bring(self, entries: dict[int, Entry] | None = None, epoch: int = 1) -> AdvanceCounts:
-        """Bring copies, and check what they hold."""
+        """Bring the copies up to date, check their heads and contents, and return the counts."""
         given = self.entries if entries is None else entries
         copies, brought = self.keeper(epoch).advance(given)
         if entries is None:
@@ -85,23 +88,23 @@ class Place:
         return brought
 
     def local(self, key_group: int, folder: Folder | None = None) -> tuple[Head, dict[str, int]] | None:
-        """Return where a copy is and what it holds, ``None`` if there is none."""
+        """Return the head and the rows of a copy, or ``None`` if there is none."""
         found = local_copy(folder or self.folder, SCHEMA, key_group)
         return found and (found[0], dict(zip(found[1]["k"].to_pylist(), found[1]["v"].to_pylist(), strict=True)))
 
     def files(self, key_group: int = 1) -> list[Path]:
-        """Return the files that a key-group's stack is made of."""
+        """Return the files of a key-group's stack."""
         stack = self.folder.stacks(SCHEMA.store).read(key_group)
         return [] if stack is None else [self.folder.path / name for name in {part.file for part in stack.parts}]
 
     def strays(self) -> list[Path]:
-        """Return files that are a key-group's alone and that no stack has."""
+        """Return the part files in the folders of stacks that belong to no stack."""
         stacks = self.folder.stacks(SCHEMA.store)
         known = {file for key_group in stacks.key_groups() for file in self.files(key_group)}
         return [path for path in self.folder.path.glob("stacks/*/*.part") if path not in known]
 
 
 def held(copy: OpenStack) -> dict[str, int]:
-    """Return what a copy holds."""
+    """Return the rows of a copy."""
     table = merge_runs(copy.runs, SCHEMA.key.names, SCHEMA.row_schema, bottom=True)
     return dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))

@@ -1,4 +1,4 @@
-"""Stacks of made-up parts, and changes of them by several processes."""
+"""Stacks of invented parts, and changes of stacks by several processes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def head_of(version: int) -> Head:
 
 
 def part(number: int, file: str = "sealed/1-aa") -> StackedPart:
-    """Return a part like no other."""
+    """Return an invented part. Its number makes it unique."""
     return StackedPart(file, 10 * number, 10, number, 1, 1)
 
 
 def stack_of(version: int, *numbers: int) -> Stack:
-    """Return a stack of such parts."""
+    """Return a stack of invented parts."""
     return Stack(head_of(version), tuple(map(part, numbers)))
 
 
 def own_part(stacks: Stacks, key_group: int) -> StackedPart:
-    """Return a part in a new file of a key-group."""
+    """Return a part in a new file that belongs to one key-group."""
     path = stacks.new_file(key_group)
     path.write_bytes(b"x")
     return StackedPart(stacks.relative_name(path), 0, 1, 5, 1, 1)
@@ -44,8 +44,8 @@ def journals_in(folder: Path) -> list[Path]:
 
 @contextmanager
 def another_process() -> Iterator[None]:
-    """During the block, know of journals only what the block reads, as another process does."""
-    states = dict(journal_file._states)  # private: what a process remembers
+    """Forget during the block what this process knows of journals, so that it reads them as another process does."""
+    states = dict(journal_file._states)  # private: the state of journals that a process remembers
     journal_file._states.clear()  # private: as above
     try:
         yield
@@ -55,6 +55,6 @@ def another_process() -> Iterator[None]:
 
 
 def read_anew(folder: Path) -> dict[int, Stack]:
-    """Return the stacks of the store ``totals`` as a new process reads them."""
+    """Return the stacks of the store ``totals``, read as by a new process."""
     with another_process():
         return Stacks(folder, "totals").listing().stacks

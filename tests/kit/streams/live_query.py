@@ -1,4 +1,4 @@
-"""A query on a standalone cluster whose workers are hosts of their own, batch by batch, with a ledger."""
+"""A query on a standalone cluster, each of whose workers is a separate host, and a ledger of its expected output."""
 
 from __future__ import annotations
 
@@ -39,18 +39,21 @@ CONF = {
     "spark.executor.cores": "1",
     "spark.driver.host": "127.0.0.1",
 }
-"""What sessions on such a cluster have in common: executors of one core."""
+"""Configuration of all sessions on such a cluster. Executors have one core."""
 KEYS_A_GROUP = 40
 BATCH_AND_A_HALF = KEYS_A_GROUP * 3 // 2
-"""A copy that is one batch behind is warm, one that is two behind is not."""
+"""The acceptable lag. A copy that is one batch behind is warm, and one that is two batches behind is not."""
 STORE = "totals"
 
 Roles = tuple[set[int], set[int], set[int]]
-"""The key-groups that a member owns, keeps as standby and warms up."""
+"""The key-groups that a member owns, keeps as standby, and warms up."""
 
 
 class LiveQuery:
-    """Running totals that a test feeds. Every batch touches every key, so each state is checked with each batch."""
+    """Running totals whose input a test controls.
+
+    Every batch changes every key, so it also checks every key's state.
+    """
 
     def __init__(self, spark: SparkSession, folder: Path, **settings: Any) -> None:
         usual: dict[str, Any] = {
@@ -67,21 +70,21 @@ class LiveQuery:
         self.keys = KEYS_A_GROUP * self.settings.key_groups
         self.version = -1
         self.steps: list[str] = []
-        self.job._reached = self.steps.append  # private: made to be listened to
+        self.job._reached = self.steps.append  # private: tests may set it
 
     def restart(self) -> None:
-        """Begin again as a new driver would: with nothing but what the log and the folders hold."""
+        """Replace the driver by a new one, which knows only the log and the members' folders."""
         running(self.job).stop()
         self.job = StatefulJob(self.job.parts, self.settings)
-        self.job._reached = self.steps.append  # private: made to be listened to
+        self.job._reached = self.steps.append  # private: tests may set it
 
     def is_running_slots(self) -> bool:
-        """Tell, from any thread, whether a batch's slots run."""
+        """Return, on any thread, whether slots of a batch are running."""
         in_run = self.steps[-1:] == ["before run"]
         return in_run and bool(self._spark.sparkContext.statusTracker().getActiveStageIds())
 
     def rows(self) -> DataFrame:
-        """Return the next batch's rows: one a key."""
+        """Return the rows of the next batch, one per key."""
         return self._spark.range(self.keys).selectExpr("id as k", f"id + {self.version} as v")
 
     def feed(self, batches: int = 1) -> BatchReport:
@@ -93,15 +96,18 @@ class LiveQuery:
         return self.job.reports[-1]
 
     def _check_ledger(self) -> None:
-        """Compare the newest delivery, which has every key, with what was fed; each batch has made one."""
+        """Compare the newest delivery, which has every key, with the input, and check that each batch made one
+        delivery.
+        """
         seen, sums = self.version + 1, sum(range(self.version + 1))
         newest = {row["k"]: (row["rows"], row["total"]) for row in list(self.kept.deliveries.values())[-1]}
         assert newest == {key: (seen, key * seen + sums) for key in range(self.keys)}
         assert [len(rows) for rows in self.kept.deliveries.values()] == [self.keys] * seen
 
     def feed_until(self, reached: Callable[[], object], why: str, *, resting: bool = True) -> list[BatchReport]:
-        """Feed until ``reached`` says so; return the reports. Where it is not ``resting``, batches follow at once upon
-        each other, whatever runs beside them.
+        """Run batches until ``reached`` returns true, and return the reports.
+
+        If ``resting`` is not set, batches do not wait for background work.
         """
         deadline, reports = time.monotonic() + PATIENCE_SECONDS, [self.feed()]
         while not reached():
@@ -112,51 +118,54 @@ class LiveQuery:
         return reports
 
     def rest(self) -> None:
-        """Wait until nothing runs beside the batches: neither upkeep nor a census."""
+        """Wait until no background work runs: neither upkeep nor a census."""
         rest(self.job)
 
     @property
     def ownership(self) -> Ownership:
-        """The driver's living members."""
+        """The members that the driver knows, and their tasks."""
         return running(self.job).driver.ownership
 
     def settled(self) -> bool:
-        """Tell whether nothing is on its way any more and every standby is warm."""
+        """Return whether the assignment is stable and every standby is warm."""
         present = self.ownership.placement.present
         return not present.needs_probe and not present.warmups and all(r.warm for r in self.job.readiness())
 
     def catch_up(self) -> list[BatchReport]:
-        """Wait until every standby and warm-up holds what the last batch committed.
+        """Wait until every standby and warm-up has the state of the last batch.
 
-        A plan that an executor could not go through is given up until the next batch: then one is fed. Their reports
-        are returned.
+        If an executor could not complete an upkeep plan, the plan is repeated only after a batch. Then a batch is run,
+        whose report is returned.
         """
         reports, deadline = [], time.monotonic() + PATIENCE_SECONDS
         while not self._level():
-            assert time.monotonic() < deadline, f"copies do not follow: {self.job.reports[-1].warnings}"
+            assert time.monotonic() < deadline, f"copies are not up to date: {self.job.reports[-1].warnings}"
             reports.append(self.feed())
         return reports
 
     def _level(self) -> bool:
-        """Wait for what runs beside the batches; tell whether it left no copy behind."""
+        """Wait for background work, and return whether all copies are up to date."""
         self.rest()
         driver = running(self.job).driver
-        driver._upkeep.gather(driver.ownership)  # private: upkeep goes on between batches
-        return not follow_orders(driver.ownership, driver._log.manifest, [STORE])  # private: what the driver holds
+        driver._upkeep.gather(driver.ownership)  # private: upkeep continues between batches
+        return not follow_orders(driver.ownership, driver._log.manifest, [STORE])  # private: the log of the driver
 
     @contextmanager
     def stalled(self, cluster: StandaloneCluster) -> Iterator[None]:
-        """Keep upkeep out of every member's folder, as a piece does that hangs: copies beside the owners' lag."""
+        """Block upkeep in every member's folder, as a piece that hangs does.
+
+        Copies that are not of owners fall behind.
+        """
         folders = [cluster.local_folder(index) for index in range(len(cluster.hosts))]
-        with ExitStack() as held:
+        with ExitStack() as locks:
             for lock in (lock for folder in folders for m in self.job.members() for lock in _locks(folder, m.id)):
-                fcntl.flock(held.enter_context(lock.open("a")), fcntl.LOCK_EX)
+                fcntl.flock(locks.enter_context(lock.open("a")), fcntl.LOCK_EX)
             yield
 
     def arrange(self, wanted: Mapping[str, tuple[set[int], set[int]]], **settings: Any) -> None:
-        """Make what members, by host, own and keep what is ``wanted``, and go on with these settings.
+        """Make members own and keep as standby the key-groups of ``wanted``, by host, and apply these settings.
 
-        Everybody has to hold everything before; then only what is wanted counts.
+        Before, each member must have a copy of each of its key-groups.
         """
         assert self.settled(), self.holds()
         self.catch_up()
@@ -174,7 +183,7 @@ class LiveQuery:
         assert self.holds() == {host: (*roles, set()) for host, roles in wanted.items()}
 
     def holds(self) -> dict[str, Roles]:
-        """Return what each live member owns, keeps and warms up, by host."""
+        """Return the key-groups that each live member owns, keeps as standby, and warms up, by host."""
         return {member.host: self._roles(member.id) for member in self.job.members() if member.state != "awaited"}
 
     def _roles(self, member: str) -> Roles:
@@ -186,7 +195,7 @@ class LiveQuery:
         )
 
     def owned(self) -> dict[str, int]:
-        """Return how many key-groups each live member owns, by executor."""
+        """Return the number of key-groups that each live member owns, by executor."""
         return {member.executor: member.owned for member in self.job.members() if member.state != "awaited"}
 
     def owner_of(self, key_group: int) -> str:
@@ -195,13 +204,13 @@ class LiveQuery:
 
 
 def _locks(folder: Path, member: str) -> list[Path]:
-    """Return what a member's pieces of upkeep lock, one at a time, if it lies in this folder."""
+    """Return the lock files that serialize a member's upkeep, if the member is in this folder."""
     return [found / "upkeep" for found in folder.glob(f"*/{member}")]
 
 
 def executors_of(cluster: StandaloneCluster, worker: int) -> list[int]:
-    """Return the process ids of the executors that a worker runs, its own left out."""
-    return [pid for pid in cluster._workers[worker].pids() if _is_executor(pid)]  # private: which process is whose
+    """Return the process ids of the executors of a worker, without the worker's own processes."""
+    return [pid for pid in cluster._workers[worker].pids() if _is_executor(pid)]  # private: a worker's processes
 
 
 def _is_executor(pid: int) -> bool:
@@ -211,25 +220,25 @@ def _is_executor(pid: int) -> bool:
 
 
 def master_of(cluster: StandaloneCluster) -> str:
-    """Return a cluster's address for a session, whose workers then find the packages that the cluster's find."""
+    """Return the URL of a cluster for a session. Its Python workers find the packages that the cluster finds."""
     os.environ.update({name: value for name, value in cluster.environment.items() if name == "PYTHONPATH"})
     return cluster.url
 
 
 def executor_ids(spark: SparkSession) -> set[str]:
-    """Return the ids of the executors that Spark gives tasks to."""
+    """Return the ids of the executors to which Spark gives tasks."""
     return {executor.id for executor in inventory.executors(spark)}
 
 
 def await_executors(spark: SparkSession, number: int) -> None:
-    """Wait until Spark gives tasks to so many executors: it notices who comes and who goes a little later."""
+    """Wait until Spark gives tasks to ``number`` executors. Spark notices new and lost executors with a delay."""
     wait_for(lambda: len(executor_ids(spark)) == number, f"{number} executors")
 
 
 def run_workers(spark: SparkSession, cluster: StandaloneCluster, number: int) -> None:
-    """Let the first ``number`` workers run, and no others, and wait for their executors."""
+    """Run only the first ``number`` workers, and wait for their executors."""
     for index in range(max(number, len(cluster.hosts))):
-        ended = index in cluster._ended  # private: whom a test has ended
+        ended = index in cluster._ended  # private: the workers that a test has stopped
         if index >= number and not ended:
             cluster.stop_worker(index)
         elif index == len(cluster.hosts):

@@ -1,4 +1,4 @@
-"""What a sink was given, as a frame against another one."""
+"""Compare the rows that a sink received with a frame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["assert_newest"]
 
 
 def assert_newest(kept: Kept, expected: DataFrame, key: str = "k") -> None:
-    """Fail unless the newest row of each key that the sink was given is that of a frame, and the frame has no more."""
+    """Fail unless the newest rows of all keys that a sink received are exactly the rows of a frame."""
     rows = {row[key]: row.asDict() for delivery in kept.deliveries.values() for row in delivery}
     ours = [tuple(row[name] for name in expected.columns) for row in rows.values()]
     frame = expected.sparkSession.createDataFrame(ours, expected.schema)

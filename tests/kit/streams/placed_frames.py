@@ -1,4 +1,4 @@
-"""Which frames of placed slots a job builds. Does not know what a test expects."""
+"""Record the frames of placed slots that a job builds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["built_frames"]
 
 
 def built_frames(patch: pytest.MonkeyPatch) -> list[SlotLayout]:
-    """Return a list that gets the layout of every frame of placed slots that is built from now on."""
+    """Return a list to which the layout of every new frame of placed slots is added."""
     built: list[SlotLayout] = []
     place = placed.placed
 

@@ -1,4 +1,4 @@
-"""Processors run over a copy in memory, batch after batch, without Spark: for tests of what they are given."""
+"""Run processors without Spark, batch after batch, over a copy in memory."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ KEY = pa.schema([("id", pa.string())])
 ROWS = pa.schema([("id", pa.string()), ("v", pa.int64())])
 
 SEEN: list[Any] = []
-"""What processors saw: they are copied with all that they refer to, as Spark copies them, so they cannot keep it."""
+"""Values that processors recorded.
+
+Processors are copied with all their fields, as by Spark, so they cannot keep them.
+"""
 
 
 def see(what: Any) -> None:
-    """Keep what a processor saw."""
+    """Record a value that a processor saw."""
     SEEN.append(what)
 
 
 def has_seen(what: Any) -> bool:
-    """Tell whether this was kept."""
+    """Return whether a value was recorded."""
     return what in SEEN
 
 
 def seen() -> Any:
-    """Return, and forget, what was kept last."""
+    """Remove and return the value that was recorded last."""
     return SEEN.pop()
 
 
 class Told(StatefulProcessor):
-    """A processor that does what functions tell it to, each of which gets the processor first."""
+    """A processor whose methods call functions of a test. Each function also gets the processor."""
 
     def __init__(self, **told: Callable[..., Any]) -> None:
         self.told = told
@@ -69,7 +72,7 @@ class Told(StatefulProcessor):
 
 
 class Run:
-    """A processor's batches over one key-group."""
+    """The batches of a processor over one key-group."""
 
     def __init__(
         self, processor: StatefulProcessor, output: str = "id string, n long", mode: TimeMode = "ProcessingTime",
@@ -87,7 +90,7 @@ class Run:
         self, rows: Mapping[str, Iterable[int]] | pa.Table, *, now_ms: int = 0, watermark_ms: int | None = None,
         states: pa.Table | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Run a batch of the keys' rows, and return its output."""
+        """Run a batch with rows by key, and return its output."""
         table = rows if isinstance(rows, pa.Table) else _table(rows)
         names = table.column("id").to_pylist() + ([] if states is None else states.column("id").to_pylist())
         keys = list(dict.fromkeys(names))

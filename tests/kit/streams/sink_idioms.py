@@ -1,4 +1,4 @@
-"""What people do with the frame that a sink gets: each idiom takes it and returns what it found."""
+"""Ways in which users process the frame that a sink receives. Each idiom takes the frame and returns its result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _written_twice(rows: DataFrame) -> list[object]:
 
 
 def _merged(rows: DataFrame) -> list[Row]:
-    """Update what is there and insert what is not, reading the rows twice, as MERGE does."""
+    """Update existing rows and insert new ones. The rows are read twice, as in MERGE."""
     spark = rows.sparkSession
     with tempfile.TemporaryDirectory() as folder:
         rows.where("total % 2 = 0").selectExpr("user", "0L visits", "0L total").write.parquet(f"{folder}/t")
@@ -114,11 +114,11 @@ IDIOMS: dict[str, Idiom] = {
     "cache cleared": _cleared,
     "cached and cache cleared": _cached_and_cleared,
 }
-"""Ways to have the frame several times in a plan, to run its jobs, and to release what it reads."""
+"""Idioms that use the frame several times in a plan, run jobs on it, and release cached data that it reads."""
 
 
 def found(idiom: str, rows: DataFrame) -> str:
-    """Return what an idiom finds in a frame, as text in which the order of rows is of no account."""
+    """Return the result of an idiom on a frame as text, without the order of rows."""
     return _text(IDIOMS[idiom](rows))
 
 

@@ -1,9 +1,12 @@
-"""Runs a case's processor on Spark's own operator and tells what came out, batch by batch, and what state was left.
+"""Run a case's processor on Spark's own operator, and return the output of each batch and the final state.
 
-Spark takes a batch's time from the clock. To have it be the case's, each batch is planned first by a query whose sink
-fails, its time is written into the checkpoint's offset log, and a second start runs it: a batch that was planned and
-not committed runs again with what the offset log says. So such a query restarts with every batch; the others restart
-once.
+Spark takes the time of a batch from the clock. To set it, the helper runs each batch in three steps:
+
+1. A query whose sink fails plans the batch.
+2. The time of the case is written into the offset log of the checkpoint.
+3. The query starts again. Spark repeats the planned batch with the values of the offset log.
+
+So a query with batch times restarts in each batch. Other queries restart once.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.executorEnv.TZ": "UTC",
 }
-"""What a session needs, beyond a master, to run cases."""
+"""The configuration of a session that runs cases, without its master."""
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 END_SECONDS = 120
 FIRST_FILE_AGE = 1_700_000_000
@@ -47,13 +50,15 @@ State = dict[str, Rows]
 
 
 def run_native(spark: SparkSession, case: Case, form: str, folder: Path) -> dict[str, Any]:
-    """Run a case in a form; return JSON data: ``steady`` and ``state``, and where timers go by event time ``last_pass``
-    and ``last_pass_state``.
+    """Run a case in a form and return JSON data: ``steady`` and ``state``.
 
-    ``steady``: the rows of each batch, one a file, with nothing between batches. ``last_pass``: for each file the rows
-    of its batch, then those of the batch without data that ends a run of one file under AvailableNow.
-    ``state``: by variable, for a value or a list [key, value, due] an element, for a map [key, map key, value, due];
-    ``timers`` are [key, due]. ``due`` is None where nothing expires.
+    With event-time timers, the data also has ``last_pass`` and ``last_pass_state``.
+
+    - ``steady`` has the rows of each batch. Each file is a batch, and nothing runs between batches.
+    - ``last_pass`` has for each file the rows of its batch, and those of the batch without data that ends a run under
+      AvailableNow.
+    - ``state`` has the elements of each variable: [key, value, due] for a value or a list, and
+      [key, map key, value, due] for a map. ``timers`` are [key, due]. ``due`` is None if an element does not expire.
     """
     steady = ProcessorQuery(spark, case, form, folder / "steady")
     spark.conf.set(NO_DATA, "false")
@@ -68,7 +73,7 @@ def run_native(spark: SparkSession, case: Case, form: str, folder: Path) -> dict
 
 
 def encoded(value: Any) -> Any:
-    """Return the JSON form of a value of an Arrow table, a struct as the list of its fields."""
+    """Return the JSON form of a value of an Arrow table. A struct becomes the list of its fields."""
     if isinstance(value, dict):
         return [encoded(each) for each in value.values()]
     if isinstance(value, (list, tuple)):
@@ -81,23 +86,27 @@ def encoded(value: Any) -> Any:
 
 
 def in_key_order(rows: Iterable[Iterable[Any]], width: int) -> Rows:
-    """Return rows encoded and by key, which is their first ``width`` columns; rows of one key keep their order."""
+    """Return encoded rows sorted by key, which is their first ``width`` columns. Rows of one key keep their order."""
     return sorted((encoded(list(row)) for row in rows), key=lambda row: json.dumps(row[:width]))
 
 
 def in_state_order(entries: Iterable[list[Any]]) -> Rows:
-    """Return entries of a variable encoded, by key, then by map key or timer; elements of a list keep their order."""
+    """Return encoded elements of a variable, sorted by key and by map key or timer.
+
+    Elements of a list keep their order.
+    """
     return sorted(map(encoded, entries), key=lambda entry: json.dumps(entry[: len(entry) - 2] or entry))
 
 
 class _Planned(Exception):
-    """A sink's way to leave a batch planned."""
+    """The error with which a sink leaves a batch planned but not committed."""
 
 
 class ProcessorQuery:
-    """One query, its source folder, its checkpoint and what it put out, by batch.
+    """A query with its source folder, its checkpoint, and its output by batch.
 
-    ``wrap`` gets the stream, and returns what the query reads in its place: the stream itself on Spark's own operator.
+    ``wrap`` gets the stream and returns the frame that the query reads. On Spark's own operator this is the stream
+    itself.
     """
 
     def __init__(
@@ -121,7 +130,7 @@ class ProcessorQuery:
             self.play_some(part)
 
     def play_some(self, numbers: range) -> None:
-        """Run some of the batches in one run, or each in a run of its own if it has a time of its own."""
+        """Run some of the batches in one run or, if they have times, each in a separate run."""
         if self._case.times_ms:
             self.play_dated(numbers)
             return
@@ -130,7 +139,7 @@ class ProcessorQuery:
         self._run(self._keep)
 
     def play_dated(self, numbers: range) -> None:
-        """Run each batch at its time."""
+        """Run each batch at the time of its case."""
         for number in numbers:
             self._add(number)
             self._plan()
@@ -138,14 +147,14 @@ class ProcessorQuery:
             self._run(self._keep)
 
     def play_file(self, number: int) -> list[Rows]:
-        """Run one file and the batch without data after it; return the rows of each."""
+        """Run one file, and the batch without data after it. Return the rows of each batch."""
         before = len(self.outputs)
         self._add(number)
         self._run(self._keep)
         return [rows for _, rows in sorted(self.outputs.items())[before:]]
 
     def state(self) -> State:
-        """Return what Spark's own reader finds in the checkpoint."""
+        """Return the state that Spark's own reader finds in the checkpoint."""
         found = {name: self._variable(name, kind) for name, kind in self._case.variables.items()}
         if self._case.time_mode != "None":
             found["timers"] = in_state_order(
@@ -169,7 +178,7 @@ class ProcessorQuery:
                 raise
 
     def _date(self, number: int, time_ms: int) -> None:
-        """Change the batch's time in the offset log: its second line is the metadata."""
+        """Change the time of a batch in the offset log, whose second line is the metadata."""
         path = self._checkpoint / "offsets" / str(number)
         version, metadata, *offsets = path.read_text().split("\n")
         dated = json.dumps({**json.loads(metadata), "batchTimestampMs": time_ms})
@@ -177,7 +186,7 @@ class ProcessorQuery:
         path.with_name(f".{number}.crc").unlink(missing_ok=True)
 
     def writer(self) -> DataStreamWriter:
-        """Return the query's writer, with its output mode."""
+        """Return the writer of the query, with its output mode."""
         return self._transformed().writeStream.outputMode(self._case.output_mode)
 
     def _run(self, sink: Callable[[DataFrame, int], None]) -> None:
@@ -222,7 +231,10 @@ def _pylist(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 def _with_due(stored: dict[str, Any]) -> list[Any]:
-    """Return value and due time, which a variable with a time to live wraps in one struct; others have none."""
+    """Return the value and the due time of stored data.
+
+    A variable with a TTL stores both in a struct. Other variables have no due time.
+    """
     if list(stored) == ["value", "ttlExpirationMs"]:
         return [stored["value"], stored["ttlExpirationMs"]]
     return [stored, None]

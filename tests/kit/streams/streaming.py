@@ -1,4 +1,4 @@
-"""What streaming tests are made of: a feed of files, a sink that remembers, a log read back. Knows no test."""
+"""Helpers of streaming tests: an input of files, a sink that keeps rows, and readers of the log."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from riffle_spark.state.objects.open import open_store
 
 QUERY_TIMEOUT_SECONDS = 180
 PATIENCE_SECONDS = 90.0
-"""How long a busy machine may take over what a test waits for."""
+"""The time that a test waits for a condition on a busy machine."""
 
 
 class Feed:
-    """A folder of JSON files, each of which is one micro-batch, in the order in which they were added."""
+    """A folder of JSON files. Each file is one micro-batch, in the order in which it was added."""
 
     def __init__(self, folder: Path, schema: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class Feed:
         self._next = itertools.count(len(list(folder.iterdir())))
 
     def add(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Add one micro-batch of rows."""
+        """Add a file with the rows of one micro-batch."""
         number = next(self._next)
         path = self.folder / f"{number:04d}.json"
         hidden = path.with_name(f".{path.name}")
@@ -53,35 +53,35 @@ class Feed:
         hidden.replace(path)
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """Read it as a stream, a file a batch."""
+        """Return the files as a stream with one file per batch."""
         return spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1).json(str(self.folder))
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """Read all of it at once."""
+        """Return the rows of all files as a static frame."""
         return spark.read.schema(self.schema).json(str(self.folder))
 
 
 class Kept:
-    """A sink that keeps the rows of each delivery, by its id."""
+    """A sink that keeps the rows of each delivery, by delivery id."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, str]] = []
         self.deliveries: dict[str, list[Row]] = {}
 
     def __call__(self, frame: DataFrame, batch_id: int, delivery_id: str) -> None:
-        """Take one delivery."""
+        """Keep the rows of one delivery."""
         self.calls.append((batch_id, delivery_id))
         self.deliveries[delivery_id] = frame.collect()
 
     def latest(self, *key: str) -> dict[object, dict[str, object]]:
-        """Return the newest row of each key, without the key; one key column gives plain keys."""
+        """Return the newest row of each key, without the key columns. If the key has one column, it is not a tuple."""
         rows = [row.asDict() for delivery in self.deliveries.values() for row in delivery]
         named = [(tuple(row.pop(name) for name in key), row) for row in rows]
         return {at[0] if len(key) == 1 else at: row for at, row in named}
 
 
 def stored_rdds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the id of each RDD that is stored without a frame from now on."""
+    """Return a list to which the id of each RDD is added that the product stores without a frame."""
     stored: list[int] = []
     store_rdd = jvm.store_rdd
 
@@ -94,9 +94,9 @@ def stored_rdds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def settings_in(folder: Path, **given: Any) -> Settings:
-    """Return settings with root and local copies below ``folder``, few key-groups, and patience with executors.
+    """Return settings with root and local copies below ``folder``, few key-groups, and a long wait for executors.
 
-    A full disk of the machine does not count.
+    The local disk is never treated as full.
     """
     usual: dict[str, Any] = {"root": f"file://{folder}/state", "local_dir": f"{folder}/local", "key_groups": 8}
     usual |= {"initial_rebalance_delay": PATIENCE_SECONDS, "local_disk_limit": 1.0}
@@ -104,7 +104,7 @@ def settings_in(folder: Path, **given: Any) -> Settings:
 
 
 def run_to_end(stream: DataFrame, job: Callable[..., None], checkpoint: Path) -> StreamingQuery:
-    """Run a query over all that is there, and raise what it failed with."""
+    """Run a query to the end of its input, and raise its error if it fails."""
     query = start(stream, job, checkpoint, availableNow=True)
     if not query.awaitTermination(QUERY_TIMEOUT_SECONDS):
         query.stop()
@@ -119,7 +119,7 @@ def start(stream: DataFrame, job: Callable[..., None], checkpoint: Path, **trigg
 
 
 def wait_for(reached: Callable[[], object], why: str, poll_seconds: float = 0.05) -> None:
-    """Wait until ``reached`` says so, but not for ever."""
+    """Wait until ``reached`` returns true, for at most ``PATIENCE_SECONDS``."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not reached():
         assert time.monotonic() < deadline, f"not in {PATIENCE_SECONDS:g} s: {why}"
@@ -127,18 +127,18 @@ def wait_for(reached: Callable[[], object], why: str, poll_seconds: float = 0.05
 
 
 def running(job: StatefulJob) -> RunningJob:
-    """Return what runs a job's batches, after its first one."""
-    assert job._running is not None  # private: the one place that asks
-    return job._running  # private: the same
+    """Return the running driver of a job after its first batch."""
+    assert job._running is not None  # private: the only place that reads it
+    return job._running  # private: as above
 
 
 def rest(job: StatefulJob) -> None:
-    """Wait until nothing runs beside the job's batches: neither upkeep nor a census."""
-    wait_for(lambda: not running(job)._background.is_busy(), "nothing beside them")  # private: what waits
+    """Wait until no background work of the job runs: neither upkeep nor a census."""
+    wait_for(lambda: not running(job)._background.is_busy(), "nothing beside them")  # private: the waiting work
 
 
 def records(root: str) -> list[Record]:
-    """Return the newest records of a root's log, oldest first."""
+    """Return the retained records of a root's log, oldest first."""
     root = only_root(root)
     log = Log(open_store(root), root)
     newest = log.open()
@@ -146,13 +146,14 @@ def records(root: str) -> list[Record]:
 
 
 def committed(root: str) -> list[int]:
-    """Return the versions that a root's log has committed, in order."""
+    """Return the versions of the batches in a root's log, in order."""
     return [record.version for record in records(root) if record.kind == "batch"]
 
 
 def refused_between(spark: SparkSession, folder: Path, rows: int, match: str) -> tuple[ConfigError, StatefulJob]:
-    """Run a batch of few rows, one of ``rows`` with long texts, which is refused and commits nothing, and few again;
-    return what refused, and the job.
+    """Run a small batch, a large one, which is refused and commits nothing, and a small one again.
+
+    The large batch has ``rows`` rows with long texts. Return its error and the job.
     """
     kept = Kept()
     longest = aggregate(rows=count(), longest=max_("v"))
@@ -169,7 +170,7 @@ def refused_between(spark: SparkSession, folder: Path, rows: int, match: str) ->
 
 @contextmanager
 def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[JavaObject]]]:
-    """Name the Spark jobs of the block; what is yielded returns their tasks, as Spark's status store lists them."""
+    """Name the Spark jobs of the block. Yield a function that returns their tasks from Spark's status store."""
     context, jvm = spark.sparkContext, spark.sparkContext._jsc.sc()
 
     def tasks() -> list[JavaObject]:
@@ -188,7 +189,7 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
 
 
 def told_by(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:
-    """Run an application beside the tests in a process of its own; return the JSON objects that it prints, in order."""
+    """Run an application in a separate process, and return the JSON objects that it prints, in order."""
     path = os.pathsep.join([str(app.parent), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, str(app), *arguments], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""Count what a slot costs: Python's calls and lines, and the bytes that it seals. No count depends on the machine."""
+"""Count the cost of a slot: Python's calls and lines, and sealed bytes. No count depends on the machine."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ __all__ = ["FEW", "MANY", "OneSlot", "PythonWork", "Ran", "counted", "ending", "
 
 OURS = str(Path(riffle_spark.__file__).parent)
 FEW, MANY = 2_000, 20_000
-"""Rows of a batch."""
+"""Small and large numbers of rows per batch."""
 
 
 class PythonWork(NamedTuple):
-    """What Python did: calls of functions, its own and built-in ones, lines that it went through, and how many of the
-    calls were made by the product's own code: these are the same whatever libraries do. ``file_operations`` are files
-    opened, created, removed, moved or locked, and folders listed.
+    """The counted work of Python.
+
+    ``calls`` are calls of Python and built-in functions, ``lines`` executed lines. ``ours`` are the calls that the
+    product's code made, which do not depend on libraries. ``file_operations`` are files opened, created, removed,
+    renamed or locked, and folders listed.
     """
 
     calls: int
@@ -49,7 +51,7 @@ class PythonWork(NamedTuple):
     file_operations: int
 
     def is_like(self, other: PythonWork) -> bool:
-        """Tell whether this is at most three percent more."""
+        """Return whether this is at most three percent more work than ``other``."""
         return self.calls <= 1.03 * other.calls and self.lines <= 1.03 * other.lines
 
 
@@ -66,7 +68,7 @@ def _count_file_operation(event: str, _arguments: object) -> None:
 
 
 def counted(work: Callable[[], object]) -> PythonWork:
-    """Do some work, and return what Python did for it, in threads that it began too."""
+    """Do some work and return what Python did for it, including threads that the work started."""
     calls, lines, ours = itertools.count(), itertools.count(), itertools.count()
 
     def on_line(_frame: FrameType, event: str, _arg: object) -> Any:
@@ -102,7 +104,7 @@ def counted(work: Callable[[], object]) -> PythonWork:
 
 @dataclass(frozen=True)
 class Ran:
-    """One slot of one batch: what it told, what Python did until it answered, and what after that."""
+    """A slot of a batch: its receipt, the work of Python until its answer, and the work after the answer."""
 
     receipt: Receipt
     slot: PythonWork
@@ -110,10 +112,10 @@ class Ran:
 
 
 class OneSlot:
-    """A store whose key-groups one slot serves, batch after batch; objects and copies are real files."""
+    """A store whose key-groups are all served by one slot. Its objects and local copies are real files."""
 
     def __init__(self, folder: Path, compute: Computation, key_groups: int = 64) -> None:
-        part_files._files.clear()  # private: a slot goes over what its process has open, of other tests too
+        part_files._files.clear()  # private: a slot checks all open files of its process, even of other tests
         slots: Any = {0: tuple(range(key_groups))}
         self._member = Member(folder / "local", compute, total=key_groups, slots=slots)
         self._member.changes["time_mode"] = self._member.operator.declared.time_mode
@@ -121,8 +123,10 @@ class OneSlot:
         use_store(self._member.home, DirectoryStore(folder / "root"))
 
     def batch(self, rows: int, keys: int, executor: str = "1") -> Ran:
-        """Run and commit a batch of so many rows of so many keys, as an executor would from the order's text on. By the
-        rows' times half of the keys are over with it.
+        """Run and commit a batch of ``rows`` rows with ``keys`` keys, from the text of the order on, as an executor
+        does.
+
+        By the times of the rows, half of the keys expire in this batch.
         """
         member, answers, later = self._member, list[pa.Table](), list[Callable[[], None]]()
         order, numbers = member.order(), np.arange(rows)
@@ -140,11 +144,11 @@ class OneSlot:
         return Ran(receipt, slot, counted(later[0]))
 
     def settled(self, rows: int, keys: int) -> Ran:
-        """Run the first batches; return what became of one that does nothing for the first time."""
+        """Run three batches and return the result of the last, which does nothing for the first time."""
         return [self.batch(rows, keys) for _ in range(3)][-1]
 
     def snapshots(self) -> tuple[int, int]:
-        """Take a snapshot of every key-group; return their bytes and rows."""
+        """Take a snapshot of every key-group, and return the bytes and rows of all snapshots."""
         member = self._member
         due = tuple(SnapshotOrder("totals", kg, entry) for kg, entry in sorted(member.entries.items()))
         schemas = {"totals": member.operator.schema.to_text()}
@@ -155,12 +159,12 @@ class OneSlot:
 
 
 def totals() -> Computation:
-    """Return running totals: columns, two numbers a key."""
+    """Return running totals with two numbers per key."""
     return aggregate(count=count(), total=sum_("v"))
 
 
 def ending() -> Computation:
-    """Return columns whose keys are over by time: a function that is called once a key-group."""
+    """Return a function over columns, called once per key-group, whose keys expire."""
 
     def last_seen(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
         seen = rows.group_by("k").aggregate([("at", "max")]).rename_columns(["k", "until"])
@@ -172,5 +176,5 @@ def ending() -> Computation:
 
 
 def sums() -> Computation:
-    """Return a processor in the form of rows: one variable, one number a key."""
+    """Return a processor over rows with one variable and one number per key."""
     return transform_with_state(Sums(), key="k", output="k string, total long").compute

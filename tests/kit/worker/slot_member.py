@@ -1,4 +1,4 @@
-"""One store on one member, run slot by slot without a driver: what a slot answers can be committed or not."""
+"""A store on one member that runs slots without a driver. The test decides whether a slot's result is committed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ OUTPUT = pa.schema([("k", pa.string()), ("last", pa.int64())])
 
 
 def rows_of(*triples: tuple[object, ...], schema: pa.Schema = ROWS) -> pa.Table:
-    """Make input rows."""
+    """Return input rows."""
     return pa.table(
         [pa.array([t[i] for t in triples], schema.field(i).type) for i in range(len(schema))], schema=schema
     )
 
 
 def keep_last(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Keep each key's last value as it came; a null one deletes the key."""
+    """Keep the last value of each key in the order of the rows. A null value deletes the key."""
     last = dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
     kept = {key: value for key, value in last.items() if value is not None}
     table = pa.table([list(kept), list(kept.values())], schema=OUTPUT)
@@ -48,12 +48,12 @@ def keep_last(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table, pa.
 
 
 def kept_last(state: pa.Schema = STATE) -> BlockComputation:
-    """Keep the last value, with a state schema of one's own."""
+    """Return the computation of ``keep_last`` with this state schema."""
     return arrow_function(keep_last, state=state, output=OUTPUT)
 
 
 class Member:
-    """A store of one key column on one member. ``run`` runs a slot, ``commit`` lists what it answered."""
+    """A store on one member. ``run`` runs a slot, and ``commit`` lists the parts that the slot sealed."""
 
     def __init__(
         self, folder: Path, compute: Computation, rows: pa.Schema = ROWS, key: tuple[str, ...] = ("k",),
@@ -70,7 +70,7 @@ class Member:
         self._ids = itertools.count()
 
     def order(self) -> Order:
-        """Return the order for the next batch: one slot, all key-groups."""
+        """Return the order for the next batch, with all key-groups in one slot."""
         order = Order(
             home=self.home, store="totals", key=tuple(self.operator.schema.key.names),
             schema=self.operator.schema.to_text(), output=self.operator.declared.output, rows=self.operator.rows,
@@ -81,12 +81,12 @@ class Member:
         return replace(order, **self.changes)  # type: ignore[arg-type]
 
     def run(self, order: Order, rows: pa.Table, executor: str = "1") -> pa.Table:
-        """Run a slot of an order that came as text."""
+        """Run the only slot of an order after a round trip of the order through JSON."""
         order, given = Order.from_json(order.to_json(), 0), self.operator.compute
         return run_slot(order, given, 0, executor, rows, lambda size: next(self._ids).to_bytes(size, "big"), self.later)
 
     def answer(self, rows: pa.Table, executor: str = "1") -> tuple[pa.Table, Receipt]:
-        """Run the next batch's slot; return output rows and receipt."""
+        """Run the slot of the next batch, and return its output rows and its receipt."""
         order = self.order()
         table = self.run(order, routed(order, rows)[0], executor)
         receipts = table.column(RECEIPT).drop_null().to_pylist()
@@ -95,7 +95,7 @@ class Member:
         return output, Receipt.from_json(receipts[0])
 
     def commit(self, receipt: Receipt) -> None:
-        """List what an attempt sealed, and go on to the next batch."""
+        """List the parts that an attempt sealed, and continue with the next batch."""
         assert receipt.error is None
         manifest = Manifest({("totals", kg): entry for kg, entry in self.entries.items()})
         changed = {kg: entry for (_, kg), entry in changes_of(manifest, [receipt]).items()}
@@ -103,13 +103,13 @@ class Member:
         self.version += 1
 
     def feed(self, rows: pa.Table, executor: str = "1") -> list[dict[str, object]]:
-        """Run and commit a batch; return its output rows."""
+        """Run and commit a batch, and return its output rows."""
         output, receipt = self.answer(rows, executor)
         self.commit(receipt)
         return output.to_pylist()
 
     def refused(self, rows: pa.Table) -> tuple[str, str, str, str, str]:
-        """Run a batch that must fail; nothing may have been sealed or returned."""
+        """Run a batch that must fail without sealing or returning anything. Return its error."""
         before = self.store.inner.list("")
         output, receipt = self.answer(rows)
         assert receipt.error is not None

@@ -1,4 +1,4 @@
-"""One member that is told to do pieces of upkeep, and the store, with what was committed to it, that it follows."""
+"""A member that executes pieces of upkeep, and the store whose committed state it follows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORE = SCHEMA.store
 
 
 class Upkept:
-    """``place`` commits; pieces are done by executor "1", or another one, of the same host."""
+    """Runs upkeep on the state that ``place`` commits. By default executor "1" does a piece."""
 
     def __init__(self, folder: Path) -> None:
         self.place = Place(folder / "committer")
@@ -36,44 +36,46 @@ class Upkept:
         return log
 
     def folder(self, executor: str = "1") -> Folder:
-        """Return the executor's folder."""
+        """Return the folder of an executor."""
         return folder_of(self.home, executor)
 
     def follows(self, entries: dict[int, Entry] | None = None) -> tuple[Follow, ...]:
-        """Return what brings copies to these entries, or to all that was committed."""
+        """Return the orders to follow these entries, or everything that was committed."""
         entries = self.place.entries if entries is None else entries
         return tuple(Follow(STORE, kg, entry) for kg, entry in sorted(entries.items()))
 
     def order(self, **changes: object) -> UpkeepOrder:
-        """Return an order to follow everything, with a lot of time."""
-        said: dict[str, object] = {"follows": self.follows(), "seconds": 1000.0, **changes}
-        return UpkeepOrder(self.home, "", 1, 1, {STORE: SCHEMA.to_text()}, **said)  # type: ignore[arg-type]
+        """Return an upkeep order to follow everything, with plenty of time."""
+        fields: dict[str, object] = {"follows": self.follows(), "seconds": 1000.0, **changes}
+        return UpkeepOrder(self.home, "", 1, 1, {STORE: SCHEMA.to_text()}, **fields)  # type: ignore[arg-type]
 
     def run(self, executor: str = "1", **changes: object) -> UpkeepReceipt:
-        """Do a piece in which nothing may go wrong."""
+        """Run a piece of upkeep that must have no error, and return its receipt."""
         receipt = run_upkeep(self.order(**changes), executor)
         assert (receipt.errors, receipt.failed, receipt.failed_snapshots) == ((), (), ())
         return receipt
 
     def troubled(self, **changes: object) -> UpkeepReceipt:
-        """Do a piece in which something must go wrong, and be told."""
+        """Run a piece of upkeep that must report an error, and return its receipt."""
         receipt = run_upkeep(self.order(**changes), "1")
         assert receipt.errors
         return receipt
 
     def held(self, key_group: int, executor: str = "1") -> dict[str, int] | None:
-        """Return what the copy of a key-group holds, ``None`` if there is none."""
+        """Return the rows in the copy of a key-group, or ``None`` if there is no copy."""
         found = self.place.local(key_group, self.folder(executor))
         return found and found[1]
 
     def is_warm(self, receipt: UpkeepReceipt) -> bool:
-        """Tell whether the piece left every copy at its entry's head, holding what was committed."""
-        at = {(STORE, kg, *entry.head) for kg, entry in self.place.entries.items()}
+        """Return whether the piece left every copy at the head of its entry, with the committed rows and no stray
+        files.
+        """
+        heads = {(STORE, kg, *entry.head) for kg, entry in self.place.entries.items()}
         holds = all(self.held(kg) == rows for kg, rows in self.place.wanted.items())
-        return set(receipt.copies) == at and receipt.unfinished == () and holds and self.strays() == []
+        return set(receipt.copies) == heads and receipt.unfinished == () and holds and self.strays() == []
 
     def strays(self) -> list[str]:
-        """Return what lies in the folder and is of no copy."""
+        """Return the part files that belong to no copy."""
         folder, stacks = self.folder(), self.folder().stacks(STORE)
         found = [stacks.read(key_group) for key_group in stacks.key_groups()]
         known = {part.file for stack in found if stack for part in stack.parts}
@@ -81,16 +83,16 @@ class Upkept:
         return [file for file in files if file not in known]
 
     def incoming(self) -> list[Path]:
-        """Return the half-fetched snapshots."""
+        """Return the files of snapshots that are not completely fetched."""
         return sorted(self.folder().path.glob("incoming/*/*"))
 
     def log(self) -> None:
-        """Append the record, of sequence 1 at first, that lists what was committed."""
+        """Append a record that lists everything that was committed."""
         entries = {(STORE, kg): entry for kg, entry in self.place.entries.items()}
         self.log_of.append(drafted("listed"), Manifest(entries))
 
     def gets(self, prefix: str) -> int:
-        """Return how many gets there were of objects whose names begin so; count anew from here."""
+        """Return the number of gets of objects with this prefix since the last call."""
         count = sum(method == "get" and name.startswith(prefix) for method, name in self.store.calls)
         self.store.calls.clear()
         return count

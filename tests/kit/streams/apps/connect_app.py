@@ -17,11 +17,12 @@ from riffle_spark.errors import ConfigError
 
 
 def main(folder: Path) -> None:
-    """Run three batches, lose Spark's last commit, and run on as a new query would; a wrapper is refused, and a second
-    query in one session.
+    """Run three batches, delete Spark's last commit, and continue with a new query.
+
+    A wrapped query is refused, and so is a second query in the same session.
     """
     SparkContext._ensure_initialized()
-    os.environ["SPARK_TESTING"] = "1"  # takes a free port; Spark's JVM, which is started, must not see it
+    os.environ["SPARK_TESTING"] = "1"  # selects a free port; the running JVM must not see it
     spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     settings = Settings(
         root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8, report_file=f"{folder}/reports.jsonl"

@@ -1,4 +1,4 @@
-"""A streaming job that waits for a line and then kills itself and its Spark: ``crashing_app.py FOLDER STEP BATCH``."""
+"""A streaming job that waits for a line, and then kills itself and Spark: ``crashing_app.py FOLDER STEP BATCH``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from riffle_spark import Stateful, aggregate, count, sum_
 from tests.kit.streams.streaming import Feed, run_to_end, settings_in
 
 RETURNED = "returned"
-"""The step after the last one: the function of ``foreachBatch`` returned, Spark has not logged its commit yet."""
+"""The step after the last one: the function of ``foreachBatch`` returned, and Spark has not logged the commit."""
 
 
 def running_totals(folder: Path) -> riffle_spark.StatefulJob:
-    """Return the job under test: it writes every delivery into a folder of its own, named by nothing."""
+    """Return the job under test. It writes every delivery into a new folder with a random name."""
 
     def sink(rows: DataFrame, batch: int, delivery: str) -> None:
         rows.withColumn("delivery", F.lit(delivery)).write.json(f"{folder}/out/{uuid.uuid4().hex}")
@@ -31,13 +31,13 @@ def running_totals(folder: Path) -> riffle_spark.StatefulJob:
 
 
 def die() -> None:
-    """End Spark and this process as a machine's end would: nobody gets to say good-bye."""
+    """Kill Spark and this process without any clean-up, as when the machine fails."""
     for pid in [*descendants(os.getpid())[1:], os.getpid()]:
         os.kill(pid, signal.SIGKILL)
 
 
 def main(folder: Path, step: str, batch: int) -> None:
-    """Run until the step of the batch."""
+    """Run the job until it reaches the step in the batch."""
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.shuffle.partitions", "1").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder, kafka=False).getOrCreate()
@@ -54,7 +54,7 @@ def main(folder: Path, step: str, batch: int) -> None:
         job(frame, number)
         reached(RETURNED)
 
-    job._reached = reached  # private: made to be listened to
+    job._reached = reached  # private: tests may set it
     feed = Feed(folder / "in", "k long, v long")
     run_to_end(feed.stream(spark), run, folder / "checkpoint")
 

@@ -1,13 +1,13 @@
-"""An import of a checkpoint that kills itself and its Spark in the middle: ``import_app.py FOLDER STEP``.
+"""An import of a checkpoint that kills itself and Spark before it ends: ``import_app.py FOLDER STEP``.
 
 | step | killed |
 | --- | --- |
 | ``writing`` | when the first snapshot is in the root |
 | ``copying`` | when the offsets are in the new checkpoint, but not the query id |
-| ``copied`` | when the new checkpoint is whole, but the record is not written |
+| ``copied`` | when the new checkpoint is complete, but the record is not written |
 """
 
-# private parts: a step is in the middle of a copy
+# private parts: steps inside a copy have no public name
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = ("writing", "copying", "copied")
 
 
 def counts(events: DataFrame) -> DataFrame:
-    """Return the query that moves."""
+    """Return the query whose checkpoint is imported."""
     return events.groupBy("k").count()
 
 
@@ -38,7 +38,7 @@ def wrapped(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def _die_at(step: str, folder: Path) -> None:
-    """Let this process die at a step."""
+    """Kill this process when the import reaches a step."""
     if step == "writing":
 
         def watch() -> None:
@@ -60,7 +60,7 @@ def _die_at(step: str, folder: Path) -> None:
 
 
 def main(folder: Path, step: str) -> None:
-    """Import until the step."""
+    """Run the import until it reaches the step."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder, kafka=False).getOrCreate()

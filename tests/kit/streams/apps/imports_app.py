@@ -1,4 +1,4 @@
-"""Print from which files the executors import modules. Usage: imports_app.py MODULE..."""
+"""Print the files from which executors import modules. Usage: imports_app.py MODULE..."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ def files(_: Iterable[int]) -> Iterable[str]:
 
 
 spark = SparkSession.builder.appName("imports").getOrCreate()
-# A barrier waits until two executors with a core each can run both tasks at once.
+# A barrier stage starts only when two executors with one core each can run both tasks at once.
 tasks = spark.sparkContext.range(2, numSlices=2).barrier()
 print("imported", sorted(set(tasks.mapPartitions(files).collect())))
 spark.stop()

@@ -1,4 +1,4 @@
-"""Streaming jobs that read Kafka, bounded and not: ``kafka_app.py FOLDER BOOTSTRAP TOPIC JARS``."""
+"""Streaming jobs that read Kafka, with and without rate limits: ``kafka_app.py FOLDER BOOTSTRAP TOPIC JARS``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ JOBS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
 
 
 def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
-    """Run each job until it has read the topic; print a line of JSON a job."""
+    """Run each job until it has read the topic, and print a line of JSON per job."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
@@ -62,7 +62,7 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
         else:
             query.awaitTermination(QUERY_TIMEOUT_SECONDS)
         batches = [report.rows for report in job.reports if report.rows]
-        if job._running is not None:  # private: a query that is stopped during a batch has no running job left
+        if job._running is not None:  # private: a query that was stopped during a batch has no running driver
             running(job).stop()
         line = {"name": name, "warned": warnings.messages, "batches": batches, "latest": kept.latest("k")}
         print(json.dumps({**line, "lags": source_lags(folder / str(number) / REPORTS)}))
@@ -80,7 +80,7 @@ def source_lags(reports: Path) -> list[int]:
 
 
 def by_job(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
-    """Start a job in ``foreachBatch``."""
+    """Start a job in ``foreachBatch``, and return the query and the job."""
     compute = aggregate(rows=count(), last=last("v"))
     order = ["partition", "offset"]
     settings = settings_in(own, report_file=str(own / REPORTS))
@@ -89,7 +89,7 @@ def by_job(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) ->
 
 
 def wrapped(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
-    """Start a wrapped query."""
+    """Start a wrapped query, and return the query and its job."""
 
     def keep(rows: DataFrame, batch_id: int) -> None:
         kept(rows, batch_id, f"{batch_id}")

@@ -1,4 +1,4 @@
-"""One job after another over a topic that grows: ``kafka_dispatch_app.py FOLDER BOOTSTRAP TOPIC JARS``."""
+"""Jobs with different dispatch over a topic that grows: ``kafka_dispatch_app.py FOLDER BOOTSTRAP TOPIC JARS``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PHASES = (("partition", OLD), ("partition", (*OLD, *NEW)), ("key_group", (*OLD, 
 
 
 def partition_of(keys: pa.Table) -> pa.Table:
-    """Name the partition that a key was produced to."""
+    """Return the topic and partition to which each key was produced."""
     numbers = [_partition(int(key[1:])) for key in keys["k"].to_pylist()]
     return pa.table({"topic": [TOPIC] * len(numbers), "partition": numbers})
 
@@ -30,7 +30,7 @@ def _partition(number: int) -> int:
 
 
 def produce(bootstrap: str, numbers: tuple[int, ...], phase: int) -> None:
-    """Send some rows for each key, to its partition."""
+    """Send rows of each key to the partition of the key."""
     producer = KafkaProducer(bootstrap_servers=bootstrap)
     for at in range(ROWS):
         for number in numbers:
@@ -40,7 +40,7 @@ def produce(bootstrap: str, numbers: tuple[int, ...], phase: int) -> None:
 
 
 def main(folder: Path, bootstrap: str, jars: str) -> None:
-    """Play the phases, each until it has read all there is; print a line of JSON a phase."""
+    """Run the phases, each until it has read the whole topic, and print a line of JSON per phase."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
@@ -65,8 +65,8 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
         query = start(events, job, folder / "checkpoint", availableNow=True)
         assert query.awaitTermination(2 * QUERY_TIMEOUT_SECONDS), query.status
         newest = records(f"file://{folder}/state")[-1]
-        told = {"dispatch": newest.dispatch, "shards": newest.shards, "batches": len(job.reports)}
-        print(json.dumps({**told, "latest": kept.latest("k")}), flush=True)
+        summary = {"dispatch": newest.dispatch, "shards": newest.shards, "batches": len(job.reports)}
+        print(json.dumps({**summary, "latest": kept.latest("k")}), flush=True)
     spark.stop()
 
 

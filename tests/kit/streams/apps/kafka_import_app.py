@@ -1,6 +1,7 @@
-"""A Spark query over Kafka that moves in the middle: ``kafka_import_app.py FOLDER BOOTSTRAP TOPIC JARS``.
+"""A Spark query over Kafka that moves to riffle after some batches: ``kafka_import_app.py FOLDER BOOTSTRAP TOPIC
+JARS``.
 
-Its checkpoint is copied first. The copy continues with Spark, and the original moves.
+Its checkpoint is copied before. The copy continues with Spark, and the original moves.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from riffle_spark.spark.imports.import_checkpoint import import_checkpoint
 from tests.kit.streams.streaming import settings_in
 
 ROWS, KEYS, TAKEN = 4_000, 7, 1_000
-"""Rows that are sent before and after the move, keys, and rows of a batch. Each value is sent twice or four times."""
+"""The rows sent before and again after the move, the keys, and the rows per batch.
+
+Each value is sent twice or four times.
+"""
 
 
 def totals(events: DataFrame) -> DataFrame:
-    """Return the query."""
+    """Return the query whose checkpoint moves."""
     once = events.dropDuplicates(["value"])
     return once.groupBy("key").agg(F.count("*").alias("rows"), F.sum(F.expr("cast(value as long)")).alias("total"))
 
 
 def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
-    """Print the batches of both, each with its newest totals by key, and the offsets of the plan."""
+    """Print the newest totals by key for the batches of both queries, and the offsets of the import plan."""
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
     builder = builder.config("spark.ui.enabled", "false").config("spark.jars", jars).config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder.config("spark.sql.shuffle.partitions", "2")).getOrCreate()
@@ -69,8 +73,8 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     plan = import_checkpoint(settings.root, f"{folder}/spark", query, spark=spark, execute=True)
     moved = run(riffle_spark.on(events(), settings=settings), "spark-riffle")
     stayed = run(events(), "copied")
-    told = {"before": before, "moved": moved, "stayed": stayed, "offsets": (plan.offsets or "").split("\n")[2:]}
-    print(json.dumps(told), flush=True)
+    summary = {"before": before, "moved": moved, "stayed": stayed, "offsets": (plan.offsets or "").split("\n")[2:]}
+    print(json.dumps(summary), flush=True)
     spark.stop()
 
 

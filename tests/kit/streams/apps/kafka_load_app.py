@@ -1,5 +1,6 @@
-"""A topic that gets ten times the rows that batches take, for some batches, until all is read:
-``kafka_load_app.py FOLDER BOOTSTRAP TOPIC JARS``.
+"""A topic that for some batches receives ten times the rows that a batch reads.
+
+Usage: ``kafka_load_app.py FOLDER BOOTSTRAP TOPIC JARS``.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from riffle_spark import Stateful, aggregate, count, max_
 from tests.kit.streams.streaming import settings_in, start
 
 TAKEN, SENT, TIMES, KEYS, ROW_BYTES = 10_000, 100_000, 3, 1_000, 1_000
-"""A batch's rows, those that come meanwhile, and for how many batches they do."""
+"""The most rows per batch, the rows sent during each of the first batches, and the number of these batches.
+
+The others are the number of keys and the bytes per row.
+"""
 READ_SECONDS = 400
 
 
 def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
-    """Read until nothing is left; print a line of JSON with what batches and Spark's progress told."""
+    """Read the whole topic, and print a line of JSON from the reports of batches and from Spark's progress."""
     builder = SparkSession.builder.master("local-cluster[2,1,800]").config("spark.executor.memory", "800m")
     builder = builder.config("spark.ui.enabled", "false").config("spark.jars", jars).config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder.config("spark.sql.shuffle.partitions", "2")).getOrCreate()
@@ -51,10 +55,12 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     while sum(rows_of_key.values()) < wanted and query.exception() is None and time.monotonic() < until:
         time.sleep(1)
     query.processAllAvailable()
-    told: list[dict[str, Any]] = [json.loads(one.json) for one in query.recentProgress]
+    progress: list[dict[str, Any]] = [json.loads(event.json) for event in query.recentProgress]
     query.stop()
     batches = [{"rows": report.rows, "runs": report.runs, "peak_mb": report.peak_memory_mb} for report in job.reports]
-    lags = [int(one["sources"][0]["metrics"]["maxOffsetsBehindLatest"]) for one in told if one["numInputRows"]]
+    lags = [
+        int(event["sources"][0]["metrics"]["maxOffsetsBehindLatest"]) for event in progress if event["numInputRows"]
+    ]
     print(json.dumps({"batches": batches, "lags": lags, "rows_of_key": rows_of_key}), flush=True)
     spark.stop()
 

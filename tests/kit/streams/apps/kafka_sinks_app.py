@@ -1,4 +1,6 @@
-"""A windowed query from Kafka to Kafka, broken in a batch and gone on: ``kafka_sinks_app.py FOLDER BOOTSTRAP JARS``."""
+"""A windowed query from Kafka to Kafka that fails in a batch and restarts: ``kafka_sinks_app.py FOLDER BOOTSTRAP
+JARS``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SCHEMA = "at timestamp, page string, user string"
 
 
 def produce(bootstrap: str, numbers: range) -> None:
-    """Send visits of a second each, in two partitions."""
+    """Send visits that are one second apart to two partitions."""
     producer = KafkaProducer(bootstrap_servers=bootstrap)
     for number in numbers:
         at = f"2026-01-01T12:{number // 60:02d}:{number % 60:02d}Z"
@@ -31,21 +33,21 @@ def produce(bootstrap: str, numbers: range) -> None:
 
 
 def visits(spark: SparkSession, bootstrap: str) -> DataFrame:
-    """Return the topic's visits as a stream."""
+    """Return the visits of the topic as a stream."""
     source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", EVENTS)
     raw = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 100).load()
     return raw.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("visit")).select("visit.*")
 
 
 def in_windows(events: DataFrame) -> DataFrame:
-    """Return the query as people write it."""
+    """Return the windowed query as users write it."""
     groups = events.withWatermark("at", "10 minutes").groupBy(F.window("at", "1 minute"), "page")
     return groups.agg(F.count("*").alias("n"), F.approx_count_distinct("user").alias("users")).where("n > 1")
 
 
 def run(spark: SparkSession, folder: Path, bootstrap: str, *, broken: bool) -> str:
-    """Run it over all that is there, into Kafka; return what it failed with."""
-    events = riffle_spark.on(visits(spark, bootstrap), root=f"file://{folder}/state")  # the one new line
+    """Run the query over the whole topic into another topic. Return its error, or an empty text."""
+    events = riffle_spark.on(visits(spark, bootstrap), root=f"file://{folder}/state")  # the only line for riffle_spark
     value = F.to_json(F.struct("*"))
     if broken:
         value = F.when(F.col("page") == BROKEN, F.raise_error(F.lit("this page is broken"))).otherwise(value)
@@ -61,21 +63,21 @@ def run(spark: SparkSession, folder: Path, bootstrap: str, *, broken: bool) -> s
 
 
 def results(bootstrap: str) -> list[dict[str, object]]:
-    """Return all that is in the topic of results, each with its delivery."""
+    """Return all results in the topic, each with its delivery id."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=5_000)
     partition = TopicPartition(RESULTS, 0)
     consumer.assign([partition])
     consumer.seek_to_beginning(partition)
     end, found = consumer.end_offsets([partition])[partition], list[dict[str, object]]()
     while len(found) < end:
-        one = next(consumer)
-        found.append({**json.loads(one.value), "delivery": dict(one.headers)["delivery"].decode()})
+        message = next(consumer)
+        found.append({**json.loads(message.value), "delivery": dict(message.headers)["delivery"].decode()})
     consumer.close()
     return found
 
 
 def main(folder: Path, bootstrap: str, jars: str) -> None:
-    """Break the first batch, go on, stop, and go on with what came meanwhile; print what is there then."""
+    """Let the first batch fail, restart the query, and run it again after more visits arrive. Print the results."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "OFF")
     spark = riffle_spark.configure(builder.config("spark.sql.session.timeZone", "UTC"), kafka=False).getOrCreate()
@@ -88,8 +90,8 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
     raw = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", EVENTS).load()
     rows = raw.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("visit")).select("visit.*")
     expected = [json.loads(text) for (text,) in in_windows(rows).select(F.to_json(F.struct("*"))).collect()]
-    told = {"failed": "this page is broken" in failed, "before": before, "ended": ended}
-    print(json.dumps({**told, "expected": expected, "found": results(bootstrap)}), flush=True)
+    summary = {"failed": "this page is broken" in failed, "before": before, "ended": ended}
+    print(json.dumps({**summary, "expected": expected, "found": results(bootstrap)}), flush=True)
     spark.stop()
 
 

@@ -1,6 +1,7 @@
-"""Print the topics that queries read and racks of topics: ``kafka_sources_app.py FOLDER BOOTSTRAP LOGIN SILENT JARS``.
+"""Print the topics that queries read, and racks of topics.
 
-``LOGIN`` is the address of a listener that asks for a password, ``SILENT`` that of a server that never answers.
+Usage: ``kafka_sources_app.py FOLDER BOOTSTRAP LOGIN SILENT JARS``. ``LOGIN`` is the address of a listener that requires
+a password, ``SILENT`` that of a server that never answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.kit.quiet import KeptWarnings
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS
 
 UNUSED = "kafka.ssl.key.password"
-"""An option that a plaintext source does not use."""
+"""An option that has no effect on a plaintext source."""
 TOPICS = {
     "subscribe": {"subscribe": "clicks, views"},
     "assign": {"assign": '{"clicks": [0]}'},
@@ -33,7 +34,7 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 def login(password: str) -> dict[str, str]:
-    """Return the options of a source that logs in."""
+    """Return the options of a source that logs in with a password."""
     return {
         "kafka.security.protocol": "SASL_PLAINTEXT",
         "kafka.sasl.mechanism": "PLAIN",
@@ -44,7 +45,7 @@ def login(password: str) -> dict[str, str]:
 def racks_of(
     spark: SparkSession, silent: str, servers: str, topics: tuple[str, ...], options: Mapping[str, str]
 ) -> object:
-    """Return the racks of topics, the warnings, and the seconds that it took."""
+    """Return the racks of topics, the warnings, and the elapsed seconds."""
     warnings = KeptWarnings()
     logging.getLogger("riffle_spark").addHandler(warnings)
     started = time.monotonic()
@@ -55,7 +56,10 @@ def racks_of(
 
 
 def main(folder: Path, bootstrap: str, secured: str, silent: str, jars: str) -> None:
-    """Print a line of JSON with the racks of topics. Run each query for one trigger, and print what it reads."""
+    """Print a line of JSON with the racks of topics.
+
+    Run each query for one trigger, and print the topics that it reads.
+    """
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
@@ -82,11 +86,11 @@ def main(folder: Path, bootstrap: str, secured: str, silent: str, jars: str) -> 
     queries = {name: kafka(options) for name, options in TOPICS.items()}
     queries["two"] = kafka(TOPICS["assign"]).union(kafka({"subscribe": "views"}))
     queries["none"] = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
-    told: dict[str, object] = {"direct": kafka_of(spark.range(1))}
+    read_sources: dict[str, object] = {"direct": kafka_of(spark.range(1))}
 
     def keep(name: str, batch: DataFrame, _: int) -> None:
         source = kafka_of(batch)
-        told.setdefault(name, source and [source.servers, source.topics, source.options.get(UNUSED)])
+        read_sources.setdefault(name, source and [source.servers, source.topics, source.options.get(UNUSED)])
 
     for name, rows in queries.items():
         query = (
@@ -95,7 +99,7 @@ def main(folder: Path, bootstrap: str, secured: str, silent: str, jars: str) -> 
         query.processAllAvailable()
         query.stop()
         query.awaitTermination(QUERY_TIMEOUT_SECONDS)
-    print(json.dumps(told))
+    print(json.dumps(read_sources))
     spark.stop()
 
 

@@ -24,18 +24,18 @@ MASTER = "local[2]"
 
 
 def once_per_window(events: DataFrame) -> DataFrame:
-    """Return the query that moves: the number of different rows of each page and window."""
+    """Return the query that moves. It counts the distinct rows of each page and window."""
     once = events.withWatermark("t", "10 seconds").dropDuplicates(["page", "t", "n"])
     return once.groupBy(F.window("t", "10 seconds"), "page").agg(F.count("*").alias("rows"), F.sum("n").alias("total"))
 
 
 def feed_in(folder: Path) -> Feed:
-    """Return the input."""
+    """Return the input of the query."""
     return Feed(folder / "in", SCHEMA)
 
 
 def query(spark: SparkSession) -> DataFrame:
-    """Return the wrapped query. The session of a command has the master of ``spark-defaults.conf``."""
+    """Return the wrapped query. The session of the command must have the master of ``spark-defaults.conf``."""
     assert spark.sparkContext.master == MASTER
     folder = Path(os.environ["MOVED_FOLDER"])
     settings = Settings(local_dir=f"{folder}/local", s3_endpoint=os.environ["MOVED_ENDPOINT"], key_groups=8)
@@ -45,7 +45,7 @@ def query(spark: SparkSession) -> DataFrame:
 
 
 def run(frame: DataFrame, checkpoint: str) -> list[list[str]]:
-    """Run a query to the end of its input, and return what its sink got."""
+    """Run a query to the end of its input, and return the sorted rows that its sink received."""
     rows = list[tuple[Any, ...]]()
     writer = frame.writeStream.outputMode("append").trigger(availableNow=True)
     writer = writer.option("checkpointLocation", checkpoint)
@@ -54,7 +54,7 @@ def run(frame: DataFrame, checkpoint: str) -> list[list[str]]:
 
 
 def main(checkpoint: str) -> None:
-    """Run the wrapped query."""
+    """Run the wrapped query, and print the rows."""
     spark = riffle_spark.configure(SparkSession.builder, kafka=False, s3a=True).getOrCreate()
     print(json.dumps(run(query(spark), checkpoint)))
 

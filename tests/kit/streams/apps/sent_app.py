@@ -1,4 +1,4 @@
-"""A query for ``spark-submit``: counts the rows of files. Usage: sent_app.py FOLDER."""
+"""A query for ``spark-submit`` that counts the rows of files. Usage: sent_app.py FOLDER."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""A wrapped query and a job, as Spark's UI and event log show them: ``ui_app.py FOLDER``.
+"""Show a wrapped query and a job in Spark's UI and event log: ``ui_app.py FOLDER``.
 
-Prints an object for each of the two: the state operators of its batches in the UI's store, in the event log and in the
-query's own ``recentProgress``, and its input rows by batch in the UI's store.
+It prints one object for each of the two. The object has the state operators of the batches from the UI's store, from
+the event log and from ``recentProgress``, and the input rows by batch from the UI's store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAIT_MS = 30_000
 
 
 def run_wrapped(feed: Feed, spark: SparkSession, folder: Path) -> StreamingQuery:
-    """Run a wrapped query to its end."""
+    """Run a wrapped query to the end of its input."""
     counts = riffle_spark.on(feed.stream(spark), settings=settings_in(folder)).groupBy("page").count()
     writer = counts.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(folder / "c"))
     query = writer.trigger(availableNow=True).start()
@@ -32,7 +32,7 @@ def run_wrapped(feed: Feed, spark: SparkSession, folder: Path) -> StreamingQuery
 
 
 def run_job(feed: Feed, spark: SparkSession, folder: Path) -> StreamingQuery:
-    """Run a ``foreachBatch`` job to its end."""
+    """Run a ``foreachBatch`` job to the end of its input."""
 
     def sink(rows: DataFrame, batch: int) -> None:
         rows.write.format("noop").mode("append").save()
@@ -45,7 +45,7 @@ def of_ui(spark: SparkSession, query: StreamingQuery) -> list[dict[str, Any]]:
     """Return the progress of a query's batches in the store of Spark's UI."""
     context: Any = spark.sparkContext
     context._jsc.sc().listenerBus().waitUntilEmpty(WAIT_MS)
-    ui = context._jvm.org.apache.spark.sql.execution.ui  # private: Spark has no other way to the store of its UI
+    ui = context._jvm.org.apache.spark.sql.execution.ui  # private: Spark has no other access to the store of its UI
     queries = ui.StreamingQueryStatusStore(context._jsc.sc().statusStore().store()).allQueryUIData()
     found = [queries.apply(place) for place in range(queries.size())]
     (shown,) = [each for each in found if each.summary().runId() == str(query.runId)]
@@ -65,7 +65,7 @@ def operators_of(progress: dict[str, Any]) -> list[list[int]]:
 
 
 def main(folder: Path) -> None:
-    """Run both and print what is shown of them."""
+    """Run the wrapped query and the job, and print their objects."""
     logs = folder / "events"
     logs.mkdir()
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "true").config("spark.ui.port", "0")

@@ -1,9 +1,10 @@
-"""A driver that runs a batch with one worker Python after the other, and prints what became of each as JSON.
+"""A driver that runs one batch per worker Python, and prints the outcomes as JSON.
 
 Usage: worker_python_app.py CHECKOUT FOLDER ZIP < CASES
 
-A case is ``[name, interpreter, function, sends]``. The function computes the state: ``counts``, ``imports`` a module
-that executors do not have, or ``mine`` of such a module. Executors have the zip file from the first case that sends it.
+A case is ``[name, interpreter, function, sends]``. ``function`` computes the state: ``counts``, ``imports`` with a
+module that executors do not have, or ``mine`` of such a module. A case with ``sends`` first sends the zip file to
+the executors, which keep it.
 """
 
 import importlib
@@ -31,7 +32,7 @@ OUTPUT = pa.schema([("k", pa.int64()), *SEEN])
 
 
 def imports(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Import a module where the function runs."""
+    """Import a module that only the driver has."""
     importlib.import_module("my_functions")
     return state, state
 
@@ -44,7 +45,7 @@ COMPUTES: dict[str, Computation] = {
 
 
 def outcome(spark: SparkSession, name: str, function: str) -> list[str]:
-    """Run a batch; return the kind of its error, what it says, and what to do, or nothing."""
+    """Run a batch. Return the class, the problem and the remedy of its error, or nothing."""
     settings = Settings(root=f"file://{folder}/of-{name}/state", local_dir=f"{folder}/of-{name}/local", key_groups=2)
     job = Stateful("totals", "k", COMPUTES[function], settings=settings).into(print)
     try:
@@ -55,7 +56,7 @@ def outcome(spark: SparkSession, name: str, function: str) -> list[str]:
 
 
 def main() -> None:
-    """Run each case in one session."""
+    """Run all cases in one session, and print their outcomes."""
     builder = (
         SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.log.level", "OFF")
     )
