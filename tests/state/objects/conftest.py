@@ -1,4 +1,4 @@
-"""What the tests of object stores share."""
+"""Fixtures of the tests of object stores."""
 
 from __future__ import annotations
 
