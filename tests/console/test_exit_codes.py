@@ -1,4 +1,4 @@
-"""What commands end with: 3 where nothing could be read, so that nothing is known; 2 where they are called wrongly."""
+"""Exit codes of commands: 3 if state cannot be read, 2 for wrong calls, and 1 for damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_A_ROOT = (
 
 
 def ended(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tuple[int, str]:
-    """Run a command on a root; return what it ended with, and what it said."""
+    """Run a command on a root. Return its exit code and its output."""
     (folder / "metadata").write_text('{"id": "query"}')
     done = CliRunner().invoke(main, [*(word.format(root, checkpoint=folder) for word in command), *more])
     return done.exit_code, done.output
@@ -34,9 +34,9 @@ def ended(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tupl
 def test_what_cannot_be_reached_or_read_is_no_damage(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is away, credentials that are missing, a folder that refuses: alike for every command."""
+    """A server that does not answer, missing credentials and an unreadable folder exit with 3 for every command."""
     conf = tmp_path / "riffle.toml"
-    region = f"of-{command[0]}"  # clients are kept by their settings, with the credentials that they were made with
+    region = f"of-{command[0]}"  # clients are cached by their settings and keep their credentials
     conf.write_text(f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_patience = 0\n')
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -76,7 +76,7 @@ CALLED_WRONGLY = (
 def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """An alarm is for 1. What is wrong with the call is 2, and the state is not looked at."""
+    """A wrong call exits with 2 before the state is read, because monitoring treats 1 as damage."""
     root = f"file://{tmp_path}/state"
     World(tmp_path / "local", root=root).batch(0, one(0))
     code, said = ended(command, root, tmp_path)
@@ -84,14 +84,14 @@ def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
 
 
 def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
-    """A file that says what cannot be: nothing is known of the state then."""
+    """Invalid settings are a wrong call, because nothing is known about the state."""
     (tmp_path / "riffle.toml").write_text("retained_versions = -1\n")
     code, said = ended(("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml")
     assert (code, "retained_versions" in said) == (2, True), said
 
 
 def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
-    """Of parts under another key nothing is known, with other damage it is known that there is some."""
+    """Parts whose encryption key is missing exit with 3, and with 1 only if there is other damage."""
     for key, text in (("a", "A"), ("b", "B")):
         (tmp_path / f"{key}.toml").write_text(f'encryption_keys = "file:{tmp_path}/{key}"\n')
         (tmp_path / key).write_text(f"{key} = {text * 43}=\n")
