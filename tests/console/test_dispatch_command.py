@@ -58,7 +58,7 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "error_id"),
     [
         ("routing_of_mine:nothing", "RIFFLE-0112"),
         ("no_such_module:by_length", "RIFFLE-0112"),
@@ -67,9 +67,9 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
     ],
 )
 @pytest.mark.sample(step=2)
-def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, said: str) -> None:
+def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, error_id: str) -> None:
     """A name that is not a function is refused with the name, and exit code 2 says that nothing was changed."""
     Path("ends.py").write_text("import sys\n\nsys.exit(0)")
     done = run("--to", "partition", "--partition-of", path, "--execute")
-    assert (done.exit_code, said in done.output) == (2, True), done.output
+    assert (done.exit_code, error_id in done.output) == (2, True), done.output
     assert contents(f"file://{Path.cwd()}/state") == expected(oracle)

@@ -22,7 +22,7 @@ OF_A_ROOT = (
 )
 
 
-def ended(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tuple[int, str]:
+def run_on(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tuple[int, str]:
     """Run a command on a root. Return its exit code and its output."""
     (folder / "metadata").write_text('{"id": "query"}')
     done = CliRunner().invoke(main, [*(word.format(root, checkpoint=folder) for word in command), *more])
@@ -43,14 +43,14 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    said = ended(command, "s3://bucket/x", tmp_path, "--conf-file", str(conf))
-    assert (said[0], "no usable credentials" in said[1]) == (3, True), said
+    result = run_on(command, "s3://bucket/x", tmp_path, "--conf-file", str(conf))
+    assert (result[0], "no usable credentials" in result[1]) == (3, True), result
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    said = ended(command, "s3://other/x", tmp_path, "--conf-file", str(conf), "--s3-endpoint", "http://localhost:9")
-    assert (said[0], "after 4 attempts" in said[1]) == (3, True), said
-    said = ended(command, f"file://{tmp_path}/{'x' * 300}", tmp_path)
-    assert (said[0], "this user may read" in said[1], "write" in said[1]) == (3, True, False), said
+    result = run_on(command, "s3://other/x", tmp_path, "--conf-file", str(conf), "--s3-endpoint", "http://localhost:9")
+    assert (result[0], "after 4 attempts" in result[1]) == (3, True), result
+    result = run_on(command, f"file://{tmp_path}/{'x' * 300}", tmp_path)
+    assert (result[0], "this user may read" in result[1], "write" in result[1]) == (3, True, False), result
 
 
 CALLED_WRONGLY = (
@@ -79,15 +79,17 @@ def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
     """A wrong call exits with 2 before the state is read, because monitoring treats 1 as damage."""
     root = f"file://{tmp_path}/state"
     World(tmp_path / "local", root=root).batch(0, one(0))
-    code, said = ended(command, root, tmp_path)
-    assert (code, "Usage: " in said) == (2, True), said
+    code, output = run_on(command, root, tmp_path)
+    assert (code, "Usage: " in output) == (2, True), output
 
 
 def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
     """Invalid settings are a wrong call, because nothing is known about the state."""
     (tmp_path / "riffle.toml").write_text("retained_versions = -1\n")
-    code, said = ended(("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml")
-    assert (code, "retained_versions" in said) == (2, True), said
+    code, output = run_on(
+        ("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml"
+    )
+    assert (code, "retained_versions" in output) == (2, True), output
 
 
 def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
@@ -99,10 +101,10 @@ def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
     world = World(tmp_path / "local", root=root, encryption_keys=f"file:{tmp_path}/a")
     for version in range(3):
         world.batch(version, one(version))
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "a.toml"))[0] == 0
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "a.toml"))[0] == 0
     (tmp_path / "none.toml").write_text("")
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "none.toml"))[0] == 3
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 3
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "none.toml"))[0] == 3
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 3
     world.memory.delete([paths.record_name(1)])
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 1
-    assert ended(("verify",), root, tmp_path)[0] == 2
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 1
+    assert run_on(("verify",), root, tmp_path)[0] == 2

@@ -38,10 +38,10 @@ def is_printable(text: str) -> bool:
     return "".join(text.split("\n")).isprintable() and "\nstate: forged" not in text
 
 
-def said_by(command: Sequence[str], world: World, checkpoint: Path) -> tuple[int, str]:
+def run_on(command: Sequence[str], world: World, checkpoint: Path) -> tuple[int, str]:
     """Run a command on a world's root. Return its exit code and its output."""
-    given = [word.format(root=world.home.root, checkpoint=checkpoint) for word in command]
-    done = CliRunner().invoke(main, given)
+    arguments = [word.format(root=world.home.root, checkpoint=checkpoint) for word in command]
+    done = CliRunner().invoke(main, arguments)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.output
 
@@ -88,15 +88,15 @@ def test_no_command_gives_a_terminal_what_it_obeys(filled: World, tmp_path: Path
     record = newest(filled)
     (tmp_path / "metadata").write_text(json.dumps({"id": record.query_id}))
     rewrite(filled, with_evil(record))
-    told = [said_by(command, filled, tmp_path)]
+    results = [run_on(command, filled, tmp_path)]
     rewrite(filled, with_evil(replace(record, query_id=EVIL)))
-    told.append(said_by(command, filled, tmp_path))
+    results.append(run_on(command, filled, tmp_path))
     rewrite(filled, record)
     encrypt(filled, EVIL.encode("ascii", "ignore"))
-    told.append(said_by(command, filled, tmp_path))
-    assert [said for _, said in told if not is_printable(said)] == []
+    results.append(run_on(command, filled, tmp_path))
+    assert [output for _, output in results if not is_printable(output)] == []
     if command[0] == "keys":
-        assert r"x\u001b[2J" in told[-1][1], "it tells whose parts there are"
+        assert r"x\u001b[2J" in results[-1][1], "the output names the key id of the parts"
 
 
 def encrypt(world: World, key: bytes) -> None:
@@ -115,24 +115,24 @@ def test_json_stays_json_and_loses_nothing(filled: World, tmp_path: Path, comman
     filled.memory._objects.by_name[EVIL] = b""  # private: no store accepts such a name
     record = newest(filled)
     rewrite(filled, replace(record, members=(RecordedMember(EVIL, EVIL, "host", 2), *record.members)))
-    code, said = said_by((*command, "--json"), filled, tmp_path)
-    assert code in {0, 1}, said
-    assert said.rstrip("\n").isprintable()
-    texts = [each for each in strings(json.loads(said)) if "forged" in each]
+    code, output = run_on((*command, "--json"), filled, tmp_path)
+    assert code in {0, 1}, output
+    assert output.rstrip("\n").isprintable()
+    texts = [each for each in strings(json.loads(output)) if "forged" in each]
     assert texts
     assert all(EVIL in each for each in texts)
 
 
-def strings(said: object) -> Iterator[str]:
+def strings(json_value: object) -> Iterator[str]:
     """Yield all texts in a JSON value."""
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, dict):
-        for name, value in said.items():
+    if isinstance(json_value, str):
+        yield json_value
+    elif isinstance(json_value, dict):
+        for name, value in json_value.items():
             yield name
             yield from strings(value)
-    elif isinstance(said, list):
-        for value in said:
+    elif isinstance(json_value, list):
+        for value in json_value:
             yield from strings(value)
 
 
@@ -142,7 +142,7 @@ def test_an_error_is_printable_and_keeps_the_lines_of_its_problem() -> None:
     assert str(error).count("\n") == 3, str(error)
     assert str(error).startswith("it raised\n\tx\\u001b[2J\\u0007\\r\\u202e\\u2028\\u009b2J\\ud800\nstate")
     assert "".join(str(error).split("\n\t")).replace("\n", "").isprintable()
-    assert (error.remedy, error.where) == (EVIL, EVIL), "whoever handles it gets what it was"
+    assert (error.remedy, error.where) == (EVIL, EVIL), "a handler gets the original texts"
 
 
 def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> None:
@@ -162,4 +162,4 @@ def test_the_log_of_the_package_is_printable(caplog: pytest.LogCaptureFixture) -
     assert "".join(caplog.text.split("\n")).isprintable(), ascii(caplog.text)
     caplog.clear()
     logger.warning("%s is %d", "it", 7)
-    assert caplog.records[0].args == ("it", 7), "what is printable is left alone"
+    assert caplog.records[0].args == ("it", 7), "printable messages keep their arguments"

@@ -59,9 +59,9 @@ def test_json_has_an_object_a_policy_and_history_if_asked_for(world: Path) -> No
 def test_each_warning_of_the_assignor_is_told_once(world: Path) -> None:
     """Each warning of the assignor is shown once, with its policy in the text."""
     world.write_text(json.dumps({**WORLD, "config": {"assignor": "os.path.join", "include": {"rack": "zz"}}}))
-    told = [line for line in _run("simulate", world, "--policy", "riffle").stdout.splitlines() if "warning" in line]
+    printed = [line for line in _run("simulate", world, "--policy", "riffle").stdout.splitlines() if "warning" in line]
     found = json.loads(_run("simulate", world, "--policy", "riffle", "--json").stdout)["warnings"]
-    assert told == [f"warning of riffle: {each}" for each in found]
+    assert printed == [f"warning of riffle: {each}" for each in found]
     assert len(set(found)) == len(found) > 1
 
 
@@ -94,16 +94,16 @@ def test_unknown_policies_and_worlds_are_refused_with_the_nearest(world: Path) -
 
 def test_the_help_and_the_page_name_every_world_that_is_shipped() -> None:
     """The help and the documentation name every world that the package contains."""
-    told, page = _run("simulate", "--help").output, (CHECKOUT / "docs" / "simulator.md").read_text()
-    assert [name for name in SHIPPED if name not in told or f"`{name}`" not in page] == []
+    shown, page = _run("simulate", "--help").output, (CHECKOUT / "docs" / "simulator.md").read_text()
+    assert [name for name in SHIPPED if name not in shown or f"`{name}`" not in page] == []
 
 
 def test_capacity_is_worked_out_from_figures() -> None:
     """`riffle capacity` prints text or JSON, and warns if there are too few key-groups for the workers."""
-    asked = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
-    found = json.loads(_run(*asked, "--json").stdout)
+    arguments = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
+    found = json.loads(_run(*arguments, "--json").stdout)
     assert (found["total_workers"], found["num_boxes"]) == (112, 28)
-    text = _run(*asked).output
+    text = _run(*arguments).output
     assert "total_workers" in text
     assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
@@ -113,6 +113,6 @@ def test_capacity_is_worked_out_from_figures() -> None:
 
 def test_a_file_of_settings_that_is_named_has_to_be_there(tmp_path: Path) -> None:
     """A settings file that is named must exist, and the default one may be missing."""
-    asked = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1, "--state-bytes", 1)
-    assert "does not exist" in _run(*asked, "--conf-file", tmp_path / "nope.toml").output
-    assert _run(*asked).exit_code == 0
+    arguments = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1, "--state-bytes", 1)
+    assert "does not exist" in _run(*arguments, "--conf-file", tmp_path / "nope.toml").output
+    assert _run(*arguments).exit_code == 0

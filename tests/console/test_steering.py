@@ -103,7 +103,7 @@ def test_a_drain_is_awaited_until_the_member_is_empty(query: World, root: str) -
     assert (result.exit_code, answer["is_empty"], answer["owned"], answer["state"]) == (0, True, 0, "applied"), result
     assert owned > 0
     assert "has no copy that is needed" in result.stderr
-    assert query.driver.facts().time_ms - before.time_ms < 60_000, "the status of the next minute was not needed"
+    assert query.driver.facts().time_ms - before.time_ms < 60_000, "the command waited for the next regular status"
     drained = next(member for member in query.driver.facts().members if member.executor == "1")
     assert (drained.state, drained.owned, drained.standbys, drained.warmups) == ("drained", 0, 0, 0)
 
@@ -114,7 +114,7 @@ def test_a_drain_that_takes_longer_is_not_empty_in_time(query: World, root: str)
         refused = run("drain", root, "7", "--until-empty")
         unwritten = run("drain", root, "1", "--until-empty", "--timeout", "0.2", "--json")
     assert (refused.exit_code, "RIFFLE-0756" in refused.output) == (1, True)
-    assert (unwritten.exit_code, json.loads(unwritten.stdout)["is_empty"]) == (0, True), "the log shows it"
+    assert (unwritten.exit_code, json.loads(unwritten.stdout)["is_empty"]) == (0, True), "the log shows an empty member"
     exporter = status_exporter(query)
     facts = query.driver.facts()
     full = [replace(each, owned=2, standbys=1, warmups=0) if each.executor == "1" else each for each in facts.members]

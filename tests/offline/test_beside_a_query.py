@@ -84,7 +84,7 @@ def test_a_command_beside_a_query_that_went_on_is_told_so(
     commands_store(monkeypatch, world, Fault("slow", "put", paths.LOG), go_on)
     with pytest.raises((FencedError, ConflictError), match="RIFFLE-0508"):
         commands(root, checkpoint, tmp_path)[command]()
-    assert (next_record in log[0]) == (more == 1), "the number is free"
+    assert (next_record in log[0]) == (more == 1), "whether the query has swept the number of the command's record"
     assert world.memory.list(paths.LOG) == log[0]
     assert contents(root) == expected(oracle)
 

@@ -250,7 +250,7 @@ def test_text_that_is_not_utf8_moves(tmp_path: Path) -> None:
     with Harness(operator, rows) as query, Harness(operator, rows) as new:
         query.feed(pa.table([pa.array([b"\xff\x00", b"a"]).view(pa.string())], schema=rows))
         moved(query, tmp_path, new)
-        texts = [one for chunk in new.table().column("user").chunks for one in chunk.view(pa.binary()).to_pylist()]
+        texts = [text for chunk in new.table().column("user").chunks for text in chunk.view(pa.binary()).to_pylist()]
         assert sorted(texts) == [b"a", b"\xff\x00"]
 
 

@@ -271,7 +271,7 @@ def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("limit", [0, 16 << 20], ids=["by a file", "in memory"])
+@pytest.mark.parametrize("limit", [0, 16 << 20], ids=["by a temporary file", "in memory"])
 def test_a_fork_to_another_service_is_read_and_written(
     tmp_path: Path,
     world: World,

@@ -86,10 +86,10 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     taken_another_way(world, checkpoint)
     present, restore = newest(world), Checkpoint.restore
 
-    def last(self: Checkpoint, *given: object, **more: object) -> list[str]:
+    def last(self: Checkpoint, *arguments: object, **options: object) -> list[str]:
         monkeypatch.setattr(Checkpoint, "restore", restore)
         rollback(world.home.root, f"record:{present}", str(checkpoint), execute=True)
-        return restore(self, *given, **more)  # type: ignore[arg-type]
+        return restore(self, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Checkpoint, "restore", last)
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
@@ -142,7 +142,7 @@ def test_an_interrupted_rollback_leaves_what_spark_can_read(
     with pytest.raises(KeyboardInterrupt):
         rollback(world.home.root, 1, str(checkpoint), execute=True)
     monkeypatch.undo()
-    planned, committed = (sorted(int(one.name) for one in (checkpoint / n).iterdir()) for n in ("offsets", "commits"))
+    planned, committed = (sorted(int(path.name) for path in (checkpoint / n).iterdir()) for n in ("offsets", "commits"))
     assert (planned, committed) == ([*range(len(planned))], [*range(len(committed))])
     assert len(committed) <= len(planned)
     rollback(world.home.root, 1, str(checkpoint), execute=True)

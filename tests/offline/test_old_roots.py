@@ -95,13 +95,13 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
         def keeper(folder: Path, schema: StoreSchema) -> StackKeeper:
             return StackKeeper(claim_folder(folder, "reader", ()), schema, Reader(old.objects), tail.epoch + 9)
 
-        held = keeper(tmp_path / store, full).read_tables(entries)
+        tables = keeper(tmp_path / store, full).read_tables(entries)
         for number, gone in enumerate(full.variables):
             folder = tmp_path / f"{store}{number}"
-            left = replace(full, variables=tuple(one for one in full.variables if one is not gone))
+            left = replace(full, variables=tuple(variable for variable in full.variables if variable is not gone))
             without = make_recorded_text(text, left, tail.epoch + 1)
             assert keeper(folder, schema_of_text(store, without)).advance(entries)[1].restores == len(entries)
-            assert keeper(folder, full).read_tables(entries) == held
+            assert keeper(folder, full).read_tables(entries) == tables
             other = replace(gone, value=pa.schema([(name, pa.list_(pa.int8())) for name in gone.value.names]))
             changed = replace(left, variables=(*left.variables, other))
             after = schema_of_text(store, make_recorded_text(without, changed, tail.epoch + 2))

@@ -89,10 +89,10 @@ def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
     world = grown(tmp_path, 4)
     store = seen_by(monkeypatch, world, "exists")
     rollback(world.home.root, 2, str(checkpoint), execute=True)
-    asked = [name for called, name in store.calls if called == "exists" and not name.startswith(paths.LOG)]
-    assert len(asked) > 2
-    assert {store.calls["exists", name] for name in asked} == {1}
-    assert store.most > 1, "one after the other"
+    names = [name for called, name in store.calls if called == "exists" and not name.startswith(paths.LOG)]
+    assert len(names) > 2
+    assert {store.calls["exists", name] for name in names} == {1}
+    assert store.most > 1, "the objects were checked one after the other"
 
 
 @pytest.mark.parametrize("newest", ["whole", "damaged"])
@@ -125,9 +125,9 @@ def test_who_looks_whether_a_query_has_run_reads_few_records_twice_and_several_a
     (checkpoint / "metadata").write_text('{"id": "another"}')
     store = seen_by(monkeypatch, world, "get")
     assert adopt(world.home.root, str(checkpoint)).version == -1
-    asked = store.times("get", paths.LOG)
-    assert len(asked) == len(world.memory.list(paths.LOG)) > 2 * FULL_EVERY
-    assert sum(asked) <= 1.25 * len(asked), "full records are not read anew for each that changes them"
+    reads = store.times("get", paths.LOG)
+    assert len(reads) == len(world.memory.list(paths.LOG)) > 2 * FULL_EVERY
+    assert sum(reads) <= 1.25 * len(reads), "full records are not read again for each record that refers to them"
     assert store.most > 2
 
 
@@ -178,12 +178,12 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     tail = log.open()
     assert tail is not None
     for version in (2, 1, 0):
-        wanted, asked = rollback_targets.find_target(log, tail, version), 0
+        target, damaged_read = rollback_targets.find_target(log, tail, version), 0
         while left <= 0:
-            asked += 1
-            left = asked
-            assert rollback_targets.find_target(log, tail, version) == wanted, (
-                f"batch {version}, damaged at read {asked}"
+            damaged_read += 1
+            left = damaged_read
+            assert rollback_targets.find_target(log, tail, version) == target, (
+                f"batch {version}, damaged at read {damaged_read}"
             )
-        assert asked > 1
+        assert damaged_read > 1
         left = 0

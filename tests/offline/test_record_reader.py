@@ -71,9 +71,9 @@ def test_records_of_any_period_have_their_sizes_and_rollback_targets(
     period = Period(
         None if since is None else since * MINUTE_MS, None if until is None else until * MINUTE_MS + MINUTE_MS // 2
     )
-    wanted = [s for s in range(len(targets) + 1) if s * MINUTE_MS in period][-limit:]
+    expected = [s for s in range(len(targets) + 1) if s * MINUTE_MS in period][-limit:]
     shown = read_records(root, limit, period=period)
-    assert [record.sequence for record in shown] == wanted
+    assert [record.sequence for record in shown] == expected
     for record in shown:
         whole = log.read(record.sequence)
         is_batch = whole.kind == "batch"

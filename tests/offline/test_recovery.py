@@ -221,9 +221,9 @@ def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path
     (other / "metadata").write_text('{"id": "another"}')
     for name in ("commits/3", "commits/4", "offsets/4"):  # batch 3 has to be repeated
         (checkpoint / name).unlink()
-    for told in (False, str(checkpoint), str(other)):
+    for delivered in (False, str(checkpoint), str(other)):
         with pytest.raises(ConfigError, match="RIFFLE-0138"):
-            adopt(root, str(other), delivered=told, execute=True)
+            adopt(root, str(other), delivered=delivered, execute=True)
     with pytest.raises(ConfigError, match="RIFFLE-0137"):
         adopt(root, str(checkpoint), delivered=True, execute=True)
     assert adopt(root, str(other), delivered=True).version == -1

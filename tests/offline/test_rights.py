@@ -170,7 +170,7 @@ def test_a_job_runs_where_every_other_call_is_denied(
             done = CliRunner().invoke(main, [*arguments, "--conf-file", str(tmp_path / "riffle.toml")])
             assert done.exit_code == 0, f"{name}: {done.output}"
         denied = f"s3:PutObject arn:aws:s3:::{root.removeprefix('s3://')}/log/1"
-        assert reading.denied == [denied] * 2, "it is sent once more with fresh credentials"
+        assert reading.denied == [denied] * 2, "a denied request is sent once more with credentials that are read again"
         assert reading.used == {"s3:ListBucket", "s3:GetObject"}
         for name, arguments in reading_commands(root, tmp_path).items():
             if name in DESTRUCTIVE:
@@ -193,7 +193,7 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         ["--kms-key", "arn:aws:kms:x:1:key/*"],
         ["--kms-key", KEY.replace("key/mrk-1234abcd", "alias/riffle")],
@@ -201,10 +201,10 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
         ["--partition", "foo"],
     ],
 )
-def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(asked: list[str]) -> None:
+def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(options: list[str]) -> None:
     """A key pattern, a key alias and a wrong partition are refused, because they would grant too much or nothing."""
-    done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
-    assert (done.exit_code, asked[0] in done.output) == (2, True), done.output
+    done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *options])
+    assert (done.exit_code, options[0] in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*"])

@@ -62,13 +62,13 @@ class Beside:
         """Run the waiting work with a rollback at its request ``at``. Return whether the rollback succeeded, and the
         requests.
         """
-        taken = []
+        outcomes = []
 
         def go_back() -> None:
             try:
-                taken.append(rollback(self.world.home.root, target, self.checkpoint, execute=True).executed)
+                outcomes.append(rollback(self.world.home.root, target, self.checkpoint, execute=True).executed)
             except ConfigError:
-                taken.append(False)
+                outcomes.append(False)
 
         self.store.calls, self.store.stop_at, self.store.at_call = 0, at, go_back
         for work in self.waiting:
@@ -77,7 +77,7 @@ class Beside:
         if self.store.stop_at >= 0:
             self.store.stop_at = -1
             go_back()
-        return taken == [True], self.store.calls
+        return outcomes == [True], self.store.calls
 
 
 def lost(root: str) -> list[str]:
@@ -102,14 +102,14 @@ def test_a_rollback_and_queued_deletes_never_lose_what_is_gone_back_to(tmp_path:
     accepted, at, calls = 0, 1, 1
     while at <= calls:
         beside.again()
-        taken, calls = beside.run_with_rollback(target, at)
+        succeeded, calls = beside.run_with_rollback(target, at)
         assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {at} of {calls}"
-        accepted += taken
+        accepted += succeeded
         at += 1
     if target in RETAINED:
-        assert accepted, "what is retained can be gone back to"
+        assert accepted, "no rollback to a retained batch succeeded"
     if target in DELETED:
-        assert not accepted, "nothing waited that the first batches need: the test tells nothing"
+        assert not accepted, "no pending delete was for objects of the first batches, so the test proves nothing"
 
 
 def newest(world: World, back: int = 0) -> Record:
@@ -153,8 +153,8 @@ def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
     """After a rollback during deletes, the next driver continues from the target and keeps promised objects."""
     beside = Beside(tmp_path)
     world, before = beside.world, newest(beside.world).promised
-    taken, _ = beside.run_with_rollback(BATCHES - 2, 3)
-    assert taken
+    succeeded, _ = beside.run_with_rollback(BATCHES - 2, 3)
+    assert succeeded
     assert newest(world).promised == before > newest(world, -BATCHES).promised
     world.store = world.memory  # type: ignore[assignment]
     world.start()

@@ -65,7 +65,7 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, che
     Savepoints(world.home.root).create("release")
     world.start()
     feed_six_keys(world, 6, 21, states)
-    assert not world.memory.exists(paths.record_name(5)), "its record is gone from the log"
+    assert not world.memory.exists(paths.record_name(5)), "the record of batch 5 is still in the log"
     with pytest.raises(ConfigError, match=r"(?s)batch 5.*savepoint release"):
         rollback(world.home.root, 5, str(checkpoint))
     plan = rollback(world.home.root, "savepoint:release", str(checkpoint))
@@ -120,7 +120,7 @@ def test_a_savepoint_has_the_time_of_its_batch(world: World, checkpoint: Path) -
     world.start()
     feed_six_keys(world, 6, 21)
     rollback(root, "savepoint:claim", str(checkpoint), execute=True)
-    assert Savepoints(root).create("gone").committed_ms == tail.time_ms, "the record of the batch is gone"
+    assert Savepoints(root).create("gone").committed_ms == tail.time_ms, "the record of the batch is deleted"
 
 
 @pytest.mark.parametrize("when", ["create", "delete"])
@@ -230,7 +230,7 @@ def test_costs_are_what_only_savepoints_keep(world: World) -> None:
     assert costs.only_objects == len(kept) == costs.savepoints[0].objects
     sizes = [len(world.memory.get(name) or b"") for name in kept]
     assert 0.8 * sum(sizes) <= costs.only_bytes <= sum(sizes)
-    assert [each.only_objects for each in costs.savepoints] == [0, 0], "each keeps what the other does"
+    assert [each.only_objects for each in costs.savepoints] == [0, 0], "both savepoints keep the same objects"
     Savepoints(world.home.root).delete("b")
     assert Savepoints(world.home.root).measure().savepoints[0].only_objects == len(kept)
 

@@ -77,8 +77,8 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
     )
     dropped = scenario_of_root(world.home.root, Settings(), Changes(drop_racks=("b",), add=2)).events[0]
     assert (len(dropped.drop), [each.member.rack for each in dropped.add]) == (2, ["a", "a"])
-    said = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
-    assert [each.member.rack for each in said.add] == ["c", "a", "c"]
+    placed = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
+    assert [each.member.rack for each in placed.add] == ["c", "a", "c"]
     refused = run_command("plan", world.home.root, "--drop-rack", "c")
     assert "Unknown rack 'c'" in refused.output
 
@@ -88,11 +88,11 @@ def test_what_operators_asked_for_counts(query: Elastic) -> None:
     record = Log(query.memory, query.home.root).open()
     assert record is not None
     first, second = sorted(set(record.owners.values()))
-    asked = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
+    requests = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
     assert read_requests(record.orders) == StoredRequests()
     log = Log(query.memory, query.home.root)
     log.open()
-    log.append(replace(record, kind="adopt", orders=asked, commit_id="asked", epoch=record.epoch + 1), log.manifest)
+    log.append(replace(record, kind="adopt", orders=requests, commit_id="asked", epoch=record.epoch + 1), log.manifest)
     scenario = scenario_of_root(query.home.root, Settings(max_warmup_replicas=1), Changes())
     assert {task.key_group: member for task, member in scenario.pins.items()} == {3: second}
     assert scenario.settings.exclude == (("id", first),)
@@ -157,8 +157,8 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
 
 def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:
     """`riffle capacity` takes the state size and the row size from the root."""
-    asked = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
-    found = json.loads(run_command("capacity", query.home.root, *asked).stdout)
+    words = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
+    found = json.loads(run_command("capacity", query.home.root, *words).stdout)
     sizes = sizes_of_root(query.home.root)
     assert found["disk_bytes"] == sizes.state_bytes
     assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)

@@ -32,14 +32,14 @@ def filled(world: World) -> World:
     return world
 
 
-def shown_by(*arguments: str) -> tuple[Result, str]:
+def run_and_collect(*arguments: str) -> tuple[Result, str]:
     """Run a command. Return its result, and its output with the texts of all raised errors."""
     done = CliRunner().invoke(main, list(arguments))
-    said, error = [done.output], done.exception
+    texts, error = [done.output], done.exception
     while error is not None:
-        said += [*traceback.format_exception_only(error), repr(error)]
+        texts += [*traceback.format_exception_only(error), repr(error)]
         error = error.__cause__ or error.__context__
-    return done, "".join(said)
+    return done, "".join(texts)
 
 
 def commands(root: str, checkpoint: str, conf: Path) -> list[list[str]]:
@@ -86,10 +86,10 @@ def test_a_secret_in_the_uri_of_a_checkpoint_is_not_repeated(
     conf.write_text(f"{endpoint}\ns3_patience = 0\n")
     with caplog.at_level(logging.DEBUG):
         for arguments in commands(filled.home.root, checkpoint, conf):
-            done, said = shown_by(*arguments)
-            assert done.exit_code in {1, 2, 3}, said
-            assert PLANTED not in said, arguments[0]
-            assert "Traceback" not in said
+            done, output = run_and_collect(*arguments)
+            assert done.exit_code in {1, 2, 3}, output
+            assert PLANTED not in output, arguments[0]
+            assert "Traceback" not in output
     assert PLANTED not in caplog.text + repr(Checkpoint(checkpoint))
 
 
@@ -108,12 +108,12 @@ def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
     conf.write_text("")
     shown = f"s3://***@{place}?***"
     with caplog.at_level(logging.DEBUG):
-        outcomes = [shown_by(*arguments) for arguments in commands(filled.home.root, checkpoint, conf)]
+        outcomes = [run_and_collect(*arguments) for arguments in commands(filled.home.root, checkpoint, conf)]
     assert [done.exit_code for done, _ in outcomes] == [1, 0, 1, 0], outcomes
-    assert not any(PLANTED in said for _, said in outcomes)
-    assert all(shown in said for _, said in outcomes[:2])
+    assert not any(PLANTED in output for _, output in outcomes)
+    assert all(shown in output for _, output in outcomes[:2])
     assert PLANTED not in caplog.text
-    assert Checkpoint(checkpoint).next_batch() == 1, "it was taken back"
+    assert Checkpoint(checkpoint).next_batch() == 1, "the checkpoint was rolled back"
 
 
 @pytest.mark.parametrize("checkpoint", ["/tmp/a\0b", "file:///a\0b", "s3:b/x"])
@@ -132,17 +132,17 @@ def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, ch
     conf = tmp_path / "riffle.toml"
     conf.write_text("s3_endpoint = 'http://127.0.0.1:9'\n")
     for arguments in commands(filled.home.root, checkpoint, conf):
-        done, said = shown_by(*arguments)
-        assert (done.exit_code, " no folder" in said) == (2, True), said
-        assert "riffle adopt" not in said, "that would give the state away"
-        assert [line for line in said.splitlines() if line.startswith("state")] == []
+        done, output = run_and_collect(*arguments)
+        assert (done.exit_code, " no folder" in output) == (2, True), output
+        assert "riffle adopt" not in output, "an adoption would give the state to another query"
+        assert [line for line in output.splitlines() if line.startswith("state")] == []
 
 
-@pytest.mark.parametrize("said", ['{"id": "\\u001b[2J"}', '{"id": 7}', "\xff"])
-def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("metadata", ['{"id": "\\u001b[2J"}', '{"id": 7}', "\xff"])
+def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, metadata: str) -> None:
     """A query id with control characters, of another type or in another encoding is refused."""
-    (tmp_path / "metadata").write_text(said, encoding="latin-1")
-    done, shown = shown_by("adopt", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
+    (tmp_path / "metadata").write_text(metadata, encoding="latin-1")
+    done, shown = run_and_collect("adopt", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
     assert (done.exit_code, "is not a checkpoint" in shown) == (1, True), shown
 
 
@@ -150,7 +150,7 @@ def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(fi
     """An object name with control characters is escaped and adds no line to the findings of `verify`."""
     assert isinstance(filled.memory, MemoryStore)
     filled.memory._objects.by_name["elsewhere\x1b[2J\nstate: x"] = b""
-    done, shown = shown_by("verify", filled.home.root)
+    done, shown = run_and_collect("verify", filled.home.root)
     assert done.exit_code == 0
     assert "\x1b" not in shown
     assert [line for line in shown.splitlines() if line.startswith("state")] == []

@@ -342,8 +342,8 @@ def test_variables_are_set() -> None:
         assert query.expires("tags")[("eve",)] == [160_000]
         assert tail_of(query).row_counts == {store: 9}
         query.advance(1)
-        told = shown(query.feed([{"user": "ann"}]))["ann"]
-        assert told == "42 [[(1, 2), (3, None), (101000, 1)], [('t', 1), ('x', 7), ('y', 8)]]"
+        text = shown(query.feed([{"user": "ann"}]))["ann"]
+        assert text == "42 [[(1, 2), (3, None), (101000, 1)], [('t', 1), ('x', 7), ('y', 8)]]"
         set_value(query.root, store, "ann", "[]", WHY, variable="seen", execute=True)
         query.restart()
         assert ("ann",) not in query.state("seen")

@@ -75,8 +75,8 @@ def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root:
     assert set(tail.shards) <= {(f"topic-{n % 2}", n // 2) for n in range(2 * PARTITIONS)}
     assert contents(root) == expected(oracle)
     for _, shard, rows in shards_of(root):
-        told = partition_of(rows.select(["k"])).to_pydict()
-        assert set(zip(told["topic"], told["partition"], strict=True)) == {tail.shards[shard]}
+        partitions = partition_of(rows.select(["k"])).to_pydict()
+        assert set(zip(partitions["topic"], partitions["partition"], strict=True)) == {tail.shards[shard]}
     back = switch_dispatch(root, "key_group", execute=True)
     assert contents(root) == expected(oracle)
     for _, group, rows in shards_of(root):

@@ -45,11 +45,11 @@ def harness(case: Case, **settings: Any) -> Harness:
 def fed(query: Harness, case: Case, number: int) -> list[str]:
     """Run a batch of the case and return its sorted output."""
     rows = case.batches[number]
-    told = partition_of(rows.select(list(case.key)))
+    places = partition_of(rows.select(list(case.key)))
     if case.times_ms:
         query.now_ms = case.times_ms[number]
     return sorted(
-        map(repr, query.feed(pa.table([*rows.columns, *told.columns], [*rows.column_names, *told.column_names])))
+        map(repr, query.feed(pa.table([*rows.columns, *places.columns], [*rows.column_names, *places.column_names])))
     )
 
 

@@ -103,12 +103,12 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     damaged = files_of(root_of(kept).parent)
     found = verify(kept.home.root, checkpoint_of(kept))
     assert not found.is_whole
-    told = [str(finding) for finding in found.findings]
+    texts = [str(finding) for finding in found.findings]
     is_newest_gone = (kind, way) == ("record", "missing")
-    assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in told), told
-    assert all("What to do: " in text for text in told)
-    assert [printed(text) for text in told]
-    assert any(finding.level == "state" for finding in found.findings) != is_unread, told
+    assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in texts), texts
+    assert all("What to do: " in text for text in texts)
+    assert [printed(text) for text in texts]
+    assert any(finding.level == "state" for finding in found.findings) != is_unread, texts
     assert files_of(root_of(kept).parent) == damaged
     bad = put_back(kept, good)
     assert verify(kept.home.root, checkpoint_of(kept)).is_whole
@@ -124,7 +124,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     if newest + 1 < BATCHES - 1:
         assert not leads_to_whole_state(kept, newest + 1)
     if found.way_back:
-        assert printed(found.way_back)[0][-2] == str(newest), "it is named"
+        assert printed(found.way_back)[0][-2] == str(newest), "the way back names the newest intact batch"
     assert found.way_back or kind == "record"
     assert leads_to_whole_state(kept, newest)
     assert refusal_of(kept, newest + 1) is None
@@ -304,12 +304,12 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
     found = verify(world.home.root, encryption_keys=setting).findings
     assert {f.level for f in found} == {"unread"}
     assert all("'a'" in f.problem for f in found)
-    told = [
+    counts = [
         re.search(r" (\d+) (snapshots|parts of deltas) that (the state|only a rollback) needs", f.problem)
         for f in found
     ]
-    assert len({match[0] for match in told if match}) == len(found) <= 4
-    assert sum(int(match[1]) for match in told if match) > 8
+    assert len({match[0] for match in counts if match}) == len(found) <= 4
+    assert sum(int(match[1]) for match in counts if match) > 8
 
 
 @pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])
@@ -362,7 +362,7 @@ def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tm
         damaged = encode(replace(tail, sequence=far, full=far, between=(), promised=0))
         open_store(root).put_if_absent(paths.record_name(far), damaged)
         found = verify(root)
-        assert {finding.level for finding in found.findings} == {"state", "rollback"}, "its objects are not there"
+        assert {finding.level for finding in found.findings} == {"state", "rollback"}, "all its objects are missing"
         assert (found.records, found.way_back) == (1, None)
         assert len(found.findings) < 200
 
@@ -384,11 +384,11 @@ def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> Non
     assert log.tail is not None
     for data in (part_codec.encode(pa.table({"k": ["a", "b", "c"]})), b"no part at all"):
         (root_of(kept) / name).write_bytes(data)
-        taken = entry.snapshot._replace(checksum=part_codec.checksum(data), length=len(data))
-        records = {address: replace(entry, snapshot=taken) if address == (store, key_group) else one
-                   for address, one in log.manifest.entries.items()}  # fmt: skip
-        told = replace(log.tail, entries=records, full=log.tail.sequence, between=())
-        (root_of(kept) / paths.record_name(log.tail.sequence)).write_bytes(encode(told))
+        snapshot = entry.snapshot._replace(checksum=part_codec.checksum(data), length=len(data))
+        records = {address: replace(entry, snapshot=snapshot) if address == (store, key_group) else other
+                   for address, other in log.manifest.entries.items()}  # fmt: skip
+        record = replace(log.tail, entries=records, full=log.tail.sequence, between=())
+        (root_of(kept) / paths.record_name(log.tail.sequence)).write_bytes(encode(record))
         assert [f.where for f in verify(kept.home.root).findings if f.level == "state"] == [name]
 
 
@@ -419,12 +419,12 @@ WRONG = [
 def test_wrong_flags_harm_nothing(kept: World, words: list[str]) -> None:
     """Wrong arguments change no file and give an exit code other than 0, even with ``--execute``."""
     before = files_of(root_of(kept).parent)
-    given: list[str] = []
+    arguments: list[str] = []
     if words[0] != "verify" and not any("://" in word for word in words):
-        given.append(kept.home.root)
+        arguments.append(kept.home.root)
     if words[0] in ("rollback", "adopt") and "--checkpoint" not in words:
-        given += ["--checkpoint", checkpoint_of(kept)]
-    done = CliRunner().invoke(main, [*words, *given, *(["--execute"] if "--execute" not in words else [])])
+        arguments += ["--checkpoint", checkpoint_of(kept)]
+    done = CliRunner().invoke(main, [*words, *arguments, *(["--execute"] if "--execute" not in words else [])])
     assert done.exit_code != 0, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert files_of(root_of(kept).parent) == before

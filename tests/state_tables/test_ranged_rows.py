@@ -157,13 +157,13 @@ def test_keys_of_a_large_snapshot_take_three_rounds_of_requests(monkeypatch: pyt
 def test_a_window_that_is_full_of_one_hash_is_widened(first: int, last: int, place: int) -> None:
     """If many rows share a hash, the window is widened until it has all of them and no others."""
     count = 1000
-    wanted = place * 2**64 // count
-    hashes = [0] * first + [wanted] * (last + 1 - first) + [2**64 - 1] * (count - 1 - last)
+    shared_hash = place * 2**64 // count
+    hashes = [0] * first + [shared_hash] * (last + 1 - first) + [2**64 - 1] * (count - 1 - last)
     _, _, sealed = stored(pa.table({"k": range(count), "n": range(count)}))
     field = sealed.schema.field("__hash")
     shared = sealed.set_column(sealed.column_names.index("__hash"), field, pa.array(hashes, pa.uint64()))
     store, snapshot = put(part_codec.encode(shared), count)
-    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([wanted], np.uint64))
+    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([shared_hash], np.uint64))
     assert rows is not None
     assert rows.num_rows == last + 1 - first
 

@@ -325,24 +325,24 @@ def test_a_store_that_is_encrypted_needs_the_keys(tmp_path: Path) -> None:
 def test_old_roots_are_read(archive: Path, tmp_path: Path) -> None:
     """Roots with parts of the first format are read, for plain stores and for variables."""
     old = OldRoot(archive, tmp_path)
-    held = old.oracle(22).state
+    expected = old.oracle(22).state
 
     def rows(store: str, variable: str | None = None) -> list[dict[str, Any]]:
         return read_state(old.root, store, variable=variable).read_all().to_pylist()
 
-    assert {row["k"]: [row["rows"], row["total"]] for row in rows("totals")} == held["totals"]
-    assert {row["k"]: row["last"] for row in rows("tails")} == held["tails"]
+    assert {row["k"]: [row["rows"], row["total"]] for row in rows("totals")} == expected["totals"]
+    assert {row["k"]: row["last"] for row in rows("tails")} == expected["tails"]
     assert {row["k"]: row["due_ms"] for row in rows("diary", TIMER)} == {
-        key: value["timer"] for key, value in held["diary"].items() if value["timer"] is not None
+        key: value["timer"] for key, value in expected["diary"].items() if value["timer"] is not None
     }
-    counts: dict[str, dict[str, int]] = {key: {} for key in held["diary"]}
+    counts: dict[str, dict[str, int]] = {key: {} for key in expected["diary"]}
     for row in rows("diary", "counts"):
         counts[row["k"]][str(row["_v"] if "_v" in row else row["v"])] = row["n"]
-    assert counts == {key: value["counts"] for key, value in held["diary"].items()}
-    lists: dict[str, list[int]] = {key: [] for key in held["diary"]}
+    assert counts == {key: value["counts"] for key, value in expected["diary"].items()}
+    lists: dict[str, list[int]] = {key: [] for key in expected["diary"]}
     for row in sorted(rows("diary", "values"), key=lambda row: row["index"]):
         lists[row["k"]].append(row["v"])
-    assert lists == {key: value["values"] for key, value in held["diary"].items()}
+    assert lists == {key: value["values"] for key, value in expected["diary"].items()}
 
 
 @pytest.mark.parametrize("name", ["0.1-latin-text", "0.1-bounded-text", "0.1-aggregates"])

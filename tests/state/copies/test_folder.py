@@ -36,7 +36,7 @@ def test_nobody_else_may_look_into_a_folder(tmp_path: Path) -> None:
     try:
         folder = claim_folder(base, "app/1", ["app/1"]).path
         assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
-        assert base.parent.stat().st_mode & 0o777 == 0o777, "what is not ours stays as it is"
+        assert base.parent.stat().st_mode & 0o777 == 0o777, "the folder above has another mode"
         for path in (base, folder):
             path.chmod(0o755)
         assert claim_folder(base, "app/2", ["app/2"]).path == folder
@@ -62,18 +62,18 @@ def planted(base: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "problem"),
     [
         pytest.param("owned by another user", "belongs to user 65534", marks=AS_ROOT),
         pytest.param("a link to a folder of another user", "is a symbolic link", marks=AS_ROOT),
         ("a link to a folder of this user", "is a symbolic link"),
     ],
 )
-def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: str, said: str) -> None:
+def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: str, problem: str) -> None:
     """A claim writes nothing to such a folder, and the error names the folder and the setting."""
     base = tmp_path / "shared" / "root-log"
     planted(base, kind)
-    with pytest.raises(LocalDiskError, match=said) as caught:
+    with pytest.raises(LocalDiskError, match=problem) as caught:
         claim_folder(base, "app/1", ["app/1"])
     assert (caught.value.where, "local_dir" in caught.value.remedy) == (str(base), True)
     assert list(base.iterdir()) == []
@@ -180,12 +180,12 @@ def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch
         waiting = [pool.submit(claim_folder, tmp_path, "app/3", live) for _ in range(2)]
         assert all(pauses.acquire(timeout=SOON_SECONDS) for _ in waiting)
         found = claim_folder(tmp_path, "app/2", live)
-        assert not any(one.done() for one in waiting)
+        assert not any(claim.done() for claim in waiting)
         proceed.set()
-        begun = {one.result().path for one in waiting}
+        paths = {claim.result().path for claim in waiting}
     assert found.path == own.path
-    assert len(begun) == 1
-    assert lost.path not in begun
+    assert len(paths) == 1
+    assert lost.path not in paths
 
 
 def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
@@ -348,10 +348,10 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
     fetched.write_bytes(b"x")
     opened, refused = Path.open, {"a"}
 
-    def refusing(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
+    def refusing(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         if path.name == "advancing" and mode in refused:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return opened(path, mode, *given, **more)
+        return opened(path, mode, *arguments, **options)
 
     with folder.protect_deltas():
         monkeypatch.setattr(Path, "open", refusing)
@@ -367,19 +367,19 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
 
 def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
     """Files that a stack of any store lists survive both the removal of unused deltas and a takeover."""
-    folder, wanted = claim_folder(tmp_path, "app/1", ()), set[Path]()
+    folder, listed = claim_folder(tmp_path, "app/1", ()), set[Path]()
     for number, store in enumerate(("a", "b", "c")):
         own, fetched = folder.stacks(store).new_file(1), folder.new_fetched_path(number, "1-bb")
         for path in (own, fetched):
             path.write_bytes(b"x")
         parts = tuple(StackedPart(str(path.relative_to(folder.path)), 0, 1, 0, 1, 1) for path in (own, fetched))
         assert folder.stacks(store).replace(1, None, Stack(Head(9, "1-aa"), parts))
-        wanted |= {own, fetched}
+        listed |= {own, fetched}
     for path in (folder.stacks("a").new_file(1), folder.new_fetched_path(1, "1-cc")):
         path.write_bytes(b"x")
     folder.remove_unused_deltas()
     assert claim_folder(tmp_path, "app/2", ()).path == folder.path
-    assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == wanted
+    assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == listed
 
 
 def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
         assert folder.write_sealed_file(version, "1-aa", b"x" * 2048)
     folder.remove_unused_deltas()
     kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
-    assert kept == list(range(171, 300)), "256 KiB, and the newest"
+    assert kept == list(range(171, 300)), "the newest deltas up to 256 KiB are kept"
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
         (rb"none / xfs rw 0 0|a {}/my\040disk nfs4 rw 0 0|b {}/my\040disk ext4 rw 0 0", ""),
         (b"none / xfs rw 0 0|x /media/\xe9t\xe9 vfat rw 0 0|a {}/my\\040disk cifs rw 0 0", "cifs"),
     ],
-    ids=["a blank", "mounted over", "a mount elsewhere that is no UTF-8"],
+    ids=["a blank", "mounted over", "another mount that is not UTF-8"],
 )
 def test_mounts_are_found_whatever_they_are_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bytes, kind: str

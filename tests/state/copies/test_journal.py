@@ -207,7 +207,7 @@ def test_what_a_dead_compaction_left_is_removed(tmp_path: Path) -> None:
     assert journals_in(tmp_path) == [journal]
     next_journal.write_bytes(encode_entry([Change(7, head_of(3), 0, (part(3),))], SEED)[0])
     assert read_anew(tmp_path) == {7: stack_of(3, 3)}
-    assert not stacks.replace(7, stack_of(2, 1, 2), stack_of(4, 4)), "this process knew the former journal only"
+    assert not stacks.replace(7, stack_of(2, 1, 2), stack_of(4, 4)), "this process has read only the former journal"
     assert stacks.replace(7, stack_of(3, 3), stack_of(4, 4))
     assert journals_in(tmp_path) == [next_journal]
     assert read_anew(tmp_path) == {7: stack_of(4, 4)}

@@ -70,7 +70,7 @@ def test_processes_killed_at_any_time_leave_all_stacks_of_one_change(
             process.join()
         found = read_anew(tmp_path)
         assert set(found) == set(KEY_GROUPS)
-        assert len(set(found.values())) == 1, "a change is there for some key-groups only"
+        assert len(set(found.values())) == 1, "a change was stored for only some key-groups"
         assert found[0].head.version >= newest
         assert found[0].parts[-1] == part(found[0].head.version)
         newest = found[0].head.version

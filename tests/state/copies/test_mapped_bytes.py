@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.folders import CHECKOUT
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits addresses as Linux does")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the addresses of a process, which needs Linux")
 
 MIB = 1 << 20
 IN_CHILD = """
@@ -52,25 +52,25 @@ def in_child(folder: Path, more: int, tasks: int, together: int) -> tuple[int, l
     """
     command = [sys.executable, "-c", IN_CHILD, str(folder), str(more), str(tasks), str(together)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
-    most, told = json.loads(done.stdout)
-    return most, told
+    most, error = json.loads(done.stdout)
+    return most, error
 
 
 def test_files_of_earlier_tasks_make_room(tmp_path: Path) -> None:
     """With 200 MiB of addresses, 40 tasks of 16 MiB each succeed, because files of earlier tasks are unmapped."""
-    most, told = in_child(tmp_path, 200 * MIB, 40, 2)
-    assert told == []
+    most, error = in_child(tmp_path, 200 * MIB, 40, 2)
+    assert error == []
     assert 80 * MIB <= most <= 100 * MIB
 
 
 def test_copies_of_one_task_that_do_not_fit_are_told_from_rows(tmp_path: Path) -> None:
     """If the copies of one task do not fit, the error names the copies and the setting, and advises no fewer rows."""
-    most, (kind, said) = in_child(tmp_path, 100 * MIB, 1, 40)
+    most, (kind, text) = in_child(tmp_path, 100 * MIB, 1, 40)
     assert most < 100 * MIB
     assert kind == "NoRoomForCopies"
-    assert "RIFFLE-0485" in said
-    assert "spark.executor.pyspark.memory" in said
-    assert "maxOffsetsPerTrigger" not in said
+    assert "RIFFLE-0485" in text
+    assert "spark.executor.pyspark.memory" in text
+    assert "maxOffsetsPerTrigger" not in text
 
 
 GROWTH_IN_CHILD = """

@@ -37,8 +37,8 @@ def turned(word: int, bits: int) -> int:
 def sharing(key: Key, a: int) -> Key:
     """Return a key with the first column ``a`` and the same hash as ``key``, found by inverting the hash."""
     mixed = turned(key[1] % _WORD * _TWO % _WORD, 31) * _ONE % _WORD
-    wanted = mixed ^ ((seeds(key[0]) + _FIVE + 8) % _WORD) ^ ((seeds(a) + _FIVE + 8) % _WORD)
-    b = turned(wanted * pow(_ONE, -1, _WORD) % _WORD, 64 - 31) * pow(_TWO, -1, _WORD) % _WORD
+    mixed_second = mixed ^ ((seeds(key[0]) + _FIVE + 8) % _WORD) ^ ((seeds(a) + _FIVE + 8) % _WORD)
+    b = turned(mixed_second * pow(_ONE, -1, _WORD) % _WORD, 64 - 31) * pow(_TWO, -1, _WORD) % _WORD
     return a, b - _WORD if b >= _WORD // 2 else b
 
 
@@ -161,7 +161,7 @@ def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
 
 def test_nulls_zeros_and_nans_are_the_keys_that_they_are_to_spark() -> None:
     """Keys compare as in Spark: NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0."""
-    one = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
-    other = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})
-    assert find_differing_rows(one, one).tolist() == []
-    assert find_differing_rows(one, other).tolist() == [2, 3, 4]
+    left = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
+    right = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})
+    assert find_differing_rows(left, left).tolist() == []
+    assert find_differing_rows(left, right).tolist() == [2, 3, 4]

@@ -137,5 +137,5 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
         assert signature_of(str(file)) == before
         with pytest.raises(DamagedCopy):
             keeper.merge(copies) if links else keeper.make_snapshot(1, place.entries[1], attempt(9))
-        taken = keeper.make_snapshot(1, place.entries[1], attempt(9))
-    assert 12_345 in pa.ipc.open_stream(taken.data).read_all()["v"].to_pylist()
+        snapshot = keeper.make_snapshot(1, place.entries[1], attempt(9))
+    assert 12_345 in pa.ipc.open_stream(snapshot.data).read_all()["v"].to_pylist()

@@ -237,10 +237,10 @@ def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
                     log.snapshot(key_group, folding)
             else:
                 check(log, log.brought(folding) if step == "bring" else log.followed(followed))
-        found = [check(log, log.brought(folding)), check(log, log.followed(followed))]
+        contents = [check(log, log.brought(folding)), check(log, log.followed(followed))]
         for name, bring in (("3", log.brought), ("4", log.followed)):
-            found.append(check(log, bring(member(Path(folder) / name))))
-        assert all(held == found[0] for held in found)
+            contents.append(check(log, bring(member(Path(folder) / name))))
+        assert all(rows == contents[0] for rows in contents)
 
 
 def check(log: Log, copies: dict[int, OpenStack]) -> list[object]:
@@ -270,14 +270,14 @@ def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
             ends, rows, names = reading.read_elements(name, 0, len(keys), now_ms, 1000)
             structs = rows.take_column(structs_of) if ends[-1] else pa.array([], SCHEMA.by_name[name].type)
             values = SCHEMA.by_name[name].values(structs).column("n").to_pylist()
-            told: Sequence[object] = names.to_pylist() if names is not None else rows.ids.tolist()
+            ids: Sequence[object] = names.to_pylist() if names is not None else rows.ids.tolist()
             for key, (start, end) in zip(keys, pairwise([0, *ends]), strict=True):
-                held = [
+                expected = [
                     (name_of(name, element), number)
                     for (of, variable, element), (number, due) in model.items()
                     if (of, variable) == (key, name) and (due is None or due > now_ms)
                 ]
-                assert sorted(held) == list(zip(told[start:end], values[start:end], strict=True))
+                assert sorted(expected) == list(zip(ids[start:end], values[start:end], strict=True))
     for number, key in enumerate(keys):
         for element in ("", "p", "p\x00q", LONG, "w" * 300, "w" * 301):
             held_number, due = model.get((key, "pages", element), (None, None))
@@ -291,20 +291,20 @@ def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
 
 def check_dues(reading: Reading, model: Model) -> None:
     """Compare due elements with the model, as whole ranges and time by time."""
-    wanted = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None]
+    expected = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None]
     for first, last in ((NO_DUE + 1, 7), (0, 2**62), (3, 5)):
         found = [
             (due, (row["user"], row["part"]), one.variable)
             for one in reading.find_due_elements(first, last)
             for due, row in zip(one.due_ms.tolist(), one.keys.to_pylist(), strict=True)
         ]
-        assert sorted(map(repr, found)) == sorted(repr(one) for one in wanted if first <= one[0] <= last)
+        assert sorted(map(repr, found)) == sorted(repr(one) for one in expected if first <= one[0] <= last)
     begins, until = NO_DUE + 1, reading.find_due_time(NO_DUE + 1, 1)
     seen = []
     while until is not None:
         seen += [due for one in reading.find_due_elements(begins, until) for due in one.due_ms.tolist()]
         begins, until = until + 1, reading.find_due_time(until + 1, 2)
-    assert sorted(seen) == sorted(due for due, _, _ in wanted)
+    assert sorted(seen) == sorted(due for due, _, _ in expected)
 
 
 def name_of(variable: str, element: object) -> object:

@@ -41,10 +41,10 @@ def test_no_decoder_raises_what_is_not_ours() -> None:
     """The fuzzer finds no other exception in 1,000 damaged inputs, and over a quarter of them are refused."""
     command = [sys.executable, "-m", "tests.kit.fuzz", "--inputs", str(INPUTS), "--seed", "1", "--json"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280, check=False)
-    told = json.loads(done.stdout)
-    assert told["findings"] == []
-    assert told["inputs"] == INPUTS
-    assert told["refused"] > INPUTS // 4
+    report = json.loads(done.stdout)
+    assert report["findings"] == []
+    assert report["inputs"] == INPUTS
+    assert report["refused"] > INPUTS // 4
 
 
 def lz4(count: int) -> bytes:
@@ -55,21 +55,21 @@ def lz4(count: int) -> bytes:
 
 def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
     """A packed buffer that claims a much larger size is refused before it is unpacked."""
-    data, told = lz4(1 << 16), struct.pack("<q", 8 << 16)
+    data, size = lz4(1 << 16), struct.pack("<q", 8 << 16)
     assert part_codec.open_part(data, "part").num_rows == 1 << 16
-    assert told in data
+    assert size in data
     for length in (1 << 40, (1 << 63) - 1, (1 << 30) + 1):
         with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-            part_codec.open_part(data.replace(told, struct.pack("<q", length), 1), "part")
+            part_codec.open_part(data.replace(size, struct.pack("<q", length), 1), "part")
 
 
 @pytest.mark.parametrize("data", [lz4(5000), part_codec.encode(pa.table({"n": pa.repeat(0, 5000)}))])
 def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
     """A small part that claims 20 MiB is refused for each compressor."""
-    told = struct.pack("<q", 8 * 5000)
-    assert told in data
+    size = struct.pack("<q", 8 * 5000)
+    assert size in data
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-        part_codec.open_part(data.replace(told, struct.pack("<q", 20 << 20)), "part")
+        part_codec.open_part(data.replace(size, struct.pack("<q", 20 << 20)), "part")
 
 
 def test_what_we_write_is_read_however_well_it_packs() -> None:
@@ -113,10 +113,10 @@ def of_memory(more: int) -> Iterator[None]:
 def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
     """A lack of memory raises MemoryError while unpacking or mapping, and no object or copy is called damaged."""
     rows = 60_001
-    told, more = struct.pack("<q", 8 * rows), struct.pack("<q", 192 << 20)
+    size, larger_size = struct.pack("<q", 8 * rows), struct.pack("<q", 192 << 20)
     table = pa.table({part_codec.HASH: pa.array([7] * rows, pa.uint64()), part_codec.VARIABLE: ["v"] * rows})
     table = table.append_column("n", pa.array([os.urandom(16) for _ in range(rows)]))
-    data = part_codec.encode(table, packed=True).replace(told, more, 1)
+    data = part_codec.encode(table, packed=True).replace(size, larger_size, 1)
     with of_memory(64 << 20), pytest.raises(MemoryError):
         part_codec.open_part(data, "part")
     with (tmp_path / "file").open("wb") as file:
@@ -269,8 +269,8 @@ def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
     """
     world = {"name": "w", "seconds": 9, "config": {}, "tasks": [{"subtopology": "s", "state_bytes": 1}]}
     names = {"m{}": "m0", "m{:04}": "m0000", "{0.__class__}": "{0.__class__}", "{:999999999}": "{:999999999}"}
-    for said, meant in names.items():
-        assert [one.member.id for one in parse_world({**world, "members": [{"id": said}]}).members] == [meant]
+    for template, name in names.items():
+        assert [state.member.id for state in parse_world({**world, "members": [{"id": template}]}).members] == [name]
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
         parse_world({**world, "members": [{"id": "m{}", "count": 10**12}]})
 
@@ -278,8 +278,8 @@ def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
 def framed_body(text: bytes, form: int = 2) -> bytes:
     """Return a record with this body and a valid checksum."""
     packed = pa.compress(text, codec="zstd", asbytes=True)
-    told = {"magic": "riffle-log", "format": form, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
-    return json.dumps({**told, "length": len(text)}).encode() + b"\n" + packed
+    header = {"magic": "riffle-log", "format": form, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
+    return json.dumps({**header, "length": len(text)}).encode() + b"\n" + packed
 
 
 def bodies_that_expand() -> Iterator[bytes]:
@@ -308,7 +308,7 @@ except CorruptStateError as error:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bounds the addresses of a process as Linux does")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the addresses of a process, which needs Linux")
 def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
     """Records of empty lists, wide characters or blanks are refused with 480 MiB more addresses, in both formats."""
     for number, body in enumerate(bodies_that_expand()):

@@ -78,7 +78,7 @@ def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(olde
         assert not log.next_is_absent()
     with pytest.raises(FencedError):
         log.append(drafted("a", 3), log.manifest)
-    assert not store.exists(paths.record_name(3)), "it could be mistaken for the record before the oldest one"
+    assert not store.exists(paths.record_name(3)), "the record could be taken for the one before the oldest"
 
 
 def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:
@@ -98,7 +98,7 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
     with pytest.raises(FencedError):
         log.settle_append()
-    assert store.exists(paths.record_name(3)), "the oldest record that is retained"
+    assert store.exists(paths.record_name(3)), "the oldest retained record was deleted"
 
 
 def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4() -> None:

@@ -42,8 +42,8 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     newest = Log(store, ROOT).open(broken=True)
     assert newest is not None
     assert newest.sequence == 5
-    (told,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
-    assert told[told.index("--to") + 1] == str(newest.version), "which is whole: nothing has to be guessed"
+    (command,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
+    assert command[command.index("--to") + 1] == str(newest.version), "the remedy names the newest intact batch"
 
 
 def test_a_lost_base_of_the_newest_record_needs_an_earlier_target() -> None:
@@ -53,8 +53,8 @@ def test_a_lost_base_of_the_newest_record_needs_an_earlier_target() -> None:
     store.delete([paths.record_name(4)])
     with pytest.raises(ConflictError, match="RIFFLE-0406") as caught:
         opened(store)
-    (told,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
-    assert told[told.index("--to") + 1] == "BATCH"
+    (command,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
+    assert command[command.index("--to") + 1] == "BATCH"
     newest = Log(store, ROOT).open(broken=True)
     assert newest is not None
     assert newest.version == 2
@@ -103,7 +103,7 @@ def test_a_rollback_passes_over_no_record_that_was_damaged_on_its_way_only() -> 
         again.append(replace(drafted("back", 1), kind="rollback"), log.manifest)
         store.left = -1
         assert opened(store).tail == again.tail
-    assert refused == [1, 2, 3, 4], "the newest record and its full one are read twice each, and nothing else"
+    assert refused == [1, 2, 3, 4], "only the newest record and its full record are read, twice each"
 
 
 def test_a_lost_full_record_is_named() -> None:

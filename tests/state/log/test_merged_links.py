@@ -137,7 +137,7 @@ class Line:
             links = self.entry.links_after(head)
             if links is None:
                 continue
-            assert head in self.on_line, f"{head} was given up, and counts as on the chain"
+            assert head in self.on_line, f"{head} is of an abandoned history, but counts as on the chain"
             state = copy
             for part in links:
                 state = applied(state, self.contents[part])
@@ -147,7 +147,7 @@ class Line:
         start = self.entry.chain[0].head if base == EMPTY_HEAD and self.entry.chain else base
         for head in self.on_line:
             if head.claim == newest and head.version >= start.version:
-                assert self.entry.links_after(head) is not None, f"{head} is on the chain"
+                assert self.entry.links_after(head) is not None, f"{head} is on the chain, but has no links"
 
     def check_records(self) -> None:
         """Check that the entry can be written as changes since each earlier entry of its history."""

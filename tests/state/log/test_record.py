@@ -50,9 +50,9 @@ def packed(body: object, found: int = 2, **header: object) -> bytes:
     """Return the bytes of a record with any body. Checksum and length are right unless ``header`` changes them."""
     plain = body if isinstance(body, bytes) else json.dumps(body).encode()
     data = pa.compress(plain, codec="zstd", asbytes=True)
-    told = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
-    told |= {"length": len(plain)} if found > 1 else {}
-    return json.dumps({**told, **header}).encode() + b"\n" + data
+    header_fields = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
+    header_fields |= {"length": len(plain)} if found > 1 else {}
+    return json.dumps({**header_fields, **header}).encode() + b"\n" + data
 
 
 def body_of(record: Record) -> dict[str, object]:

@@ -156,7 +156,7 @@ class TestPuts:
         """
         store = scripted.store(cloud.refusal(403, "forbidden"), root=cloud.root)
         assert isinstance(error_of(lambda: store.put_if_absent("log/1", b"abc")), RefusedError)
-        assert len(scripted.requests) == 2, "once more, with credentials that were read again"
+        assert len(scripted.requests) == 2, "a refused request is sent once more with credentials that are read again"
 
     def test_a_success_whose_body_breaks_is_a_success(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
         """A put with a success status succeeds, although the body of the answer is cut off."""

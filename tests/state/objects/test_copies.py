@@ -47,7 +47,7 @@ def test_objects_are_copied_under_their_names(stores: Callable[[], ObjectStore])
     assert not target.copy_from(source, "delta/absent")
     assert not target.exists("delta/absent")
     source.delete(NAMES)
-    assert {name: target.get(name) for name in NAMES} == bodies, "nothing is shared"
+    assert {name: target.get(name) for name in NAMES} == bodies, "copies do not depend on the source objects"
 
 
 def test_other_services_are_not_copied_from(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_put_has_the_checksum_that_object_lock_demands(scripted: ScriptedServe
     assert store.put_if_absent("log/1", b"abc")
     assert store.put_if_absent("log/2", b"")
     (first, _) = scripted.seen
-    assert first.body == b"abc", "no trailer, which other servers do not know"
+    assert first.body == b"abc", "the body has no checksum trailer, which other servers do not know"
     assert header(first, "x-amz-content-sha256") == hashlib.sha256(b"abc").hexdigest(), "the payload stays signed"
 
 

@@ -91,7 +91,7 @@ class TestDirectory:
         for name in ("log/1", "totals/key_group=0042/snapshot/7", "log/2"):
             assert store.put_if_absent(name, name.encode())
             assert disk.read(root / name, root.parent) == name.encode()
-            assert disk.linked[-1] == (root / name, name.encode()), "a name never shows bytes that may be lost"
+            assert disk.linked[-1] == (root / name, name.encode()), "the bytes are durable before the name exists"
 
     def test_a_replaced_object_is_durable_before_the_call_returns(
         self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,16 +253,16 @@ class TestMode:
         assert _mode(tmp_path / "root/log/1") == 0o666 & ~umask
         assert _mode(tmp_path / "root/log") == 0o777 & ~umask
 
-    @pytest.mark.parametrize(("said", "folders"), [("0640", 0o750), ("0600", 0o700), ("660", 0o770), ("0664", 0o775)])
-    def test_it_can_be_set(self, tmp_path: Path, said: str, folders: int, umask: int) -> None:
+    @pytest.mark.parametrize(("mode", "folders"), [("0640", 0o750), ("0600", 0o700), ("660", 0o770), ("0664", 0o775)])
+    def test_it_can_be_set(self, tmp_path: Path, mode: str, folders: int, umask: int) -> None:
         """With `root_file_mode` files have this mode whatever the umask, folders add execute bits for readers, and
         folders above the root keep the umask's mode.
         """
-        options = options_of(Settings(root_file_mode=said))
+        options = options_of(Settings(root_file_mode=mode))
         store = pickle.loads(pickle.dumps(open_store(f"file://{tmp_path}/above/root", options)))
         assert store.put_if_absent("totals/1/a", b"abc")
         root = tmp_path / "above/root"
-        assert _mode(root / "totals/1/a") == int(said, 8)
+        assert _mode(root / "totals/1/a") == int(mode, 8)
         assert {_mode(root / folder) for folder in (".", ".unfinished", "totals", "totals/1")} == {folders}
         assert _mode(root.parent) == 0o777 & ~umask
 
@@ -275,11 +275,11 @@ class TestMode:
         assert store.replace_if_unchanged("status.json", b"new", tagged.tag)
         assert _mode(tmp_path / "root/.lock") == 0o660
 
-    @pytest.mark.parametrize("said", ["0755", "0400", "rw-r-----", 640, True])
-    def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, said: object) -> None:
+    @pytest.mark.parametrize("mode", ["0755", "0400", "rw-r-----", 640, True])
+    def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, mode: object) -> None:
         """A mode with execute bits, or without read and write for the owner, is refused."""
         with pytest.raises(ConfigError, match="RIFFLE-0249") as caught:
-            Settings(root_file_mode=said)  # type: ignore[arg-type]
+            Settings(root_file_mode=mode)  # type: ignore[arg-type]
         assert "root_file_mode" in caught.value.where
 
 

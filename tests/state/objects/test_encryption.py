@@ -147,19 +147,19 @@ def test_a_key_is_told_by_more_than_its_id() -> None:
     """A process refuses to write with a key that has the requested id but other bytes, or if only the id is given. A
     log of an earlier version, which stores only ids, accepts any key of that id.
     """
-    one, other = keys(f"a = {ONE}"), keys(f"a = {OTHER}", f"b = {ONE}")
-    assert one.write_key.startswith("a/")
-    assert len(one.write_key) == len("a/") + 16
-    assert keys(f"a = {ONE}", f"b = {OTHER}").with_write_key(one.write_key).writes == "a"
-    for told in (one.write_key, "a", "a/", "b"):
+    first, other = keys(f"a = {ONE}"), keys(f"a = {OTHER}", f"b = {ONE}")
+    assert first.write_key.startswith("a/")
+    assert len(first.write_key) == len("a/") + 16
+    assert keys(f"a = {ONE}", f"b = {OTHER}").with_write_key(first.write_key).writes == "a"
+    for write_key in (first.write_key, "a", "a/", "b"):
         with pytest.raises(ConfigError, match="RIFFLE-0426"):
-            other.with_write_key(told)
+            other.with_write_key(write_key)
     with pytest.raises(ConfigError, match="RIFFLE-0440"):
-        other.with_write_key("c/" + one.write_key[2:])
+        other.with_write_key("c/" + first.write_key[2:])
     with pytest.raises(ConfigError, match="RIFFLE-0468"):
-        check_encryption_key(with_encryption_key({}, one.write_key), keys(f"a = {OTHER}").write_key, "root")
-    for stored in ("", "a", PLAIN, other.write_key, one.write_key):
-        check_encryption_key(with_encryption_key({}, stored), one.write_key, "root")
+        check_encryption_key(with_encryption_key({}, first.write_key), keys(f"a = {OTHER}").write_key, "root")
+    for stored in ("", "a", PLAIN, other.write_key, first.write_key):
+        check_encryption_key(with_encryption_key({}, stored), first.write_key, "root")
 
 
 @pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])
@@ -240,7 +240,7 @@ def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
     for _ in range(3):
         assert read_key_source(f"file:{tmp_path}/keys") == f"a = {ONE}\n"
     assert len(caplog.messages) == warned
-    assert all(f"{tmp_path}/keys" in said and "chmod o-r" in said for said in caplog.messages)
+    assert all(f"{tmp_path}/keys" in message and "chmod o-r" in message for message in caplog.messages)
     assert ONE not in caplog.text
 
 

@@ -105,9 +105,9 @@ class TestEveryStore:
         data = (BODY * 2735)[:700_000]
         store.put_if_absent("snap/1", data)
         pieces: list[bytes] = []
-        wanted = data[start : start + length]
-        assert store.copy_to("snap/1", start, length, pieces.append) == len(wanted)
-        assert b"".join(pieces) == wanted
+        expected = data[start : start + length]
+        assert store.copy_to("snap/1", start, length, pieces.append) == len(expected)
+        assert b"".join(pieces) == expected
 
     def test_a_copy_of_a_missing_object_writes_nothing(self, store: ObjectStore) -> None:
         """A copy of a missing object returns None and writes nothing."""
@@ -214,7 +214,7 @@ class TestEveryStore:
     ) -> None:
         """Exactly one of many concurrent puts returns True, and its bytes are stored."""
         if "s3" in request.node.callspec.id:
-            pytest.skip("the test server looks and writes in two steps; S3 itself does it in one")
+            pytest.skip("the test server checks and writes in two steps, S3 in one")
         stores = [opened() for _ in range(8)]
         for number in range(25):
             name = f"log/{number}"
@@ -287,7 +287,7 @@ class TestReplacedObjects:
     ) -> None:
         """Exactly one of eight concurrent replacements succeeds, and its bytes are stored."""
         if "s3" in request.node.callspec.id:
-            pytest.skip("the test server looks and writes in two steps; test_cloud_servers has one that does not")
+            pytest.skip("the test server checks and writes in two steps; test_cloud_servers uses one that does not")
         stores = [opened() for _ in range(8)]
         stores[0].put_if_absent("requests.json", b"start")
         for _ in range(10):

@@ -27,10 +27,10 @@ class TestSentAgain:
             "s3://riffle/root",
             StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9"), max_attempts=8, patience_seconds=0),
         )
-        told = [error_of(lambda: store.get("log/1")).problem for _ in range(7)]
+        problems = [error_of(lambda: store.get("log/1")).problem for _ in range(7)]
         assert store.requests["get"] == 7 * 8
-        assert all("8 attempts" in one for one in told)
-        assert 5 <= max(pauses) <= 20, "the last ones wait for seconds"
+        assert all("8 attempts" in problem for problem in problems)
+        assert 5 <= max(pauses) <= 20, "the last pauses take seconds"
 
     def test_what_is_waited_for_is_said_and_not_with_each_request(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -41,24 +41,24 @@ class TestSentAgain:
         monkeypatch.setattr("time.sleep", lambda _: None)
         store = scripted.store(Answer(500), Answer(200, b"abc"), patience_seconds=60)
         assert store.get("log/1") == b"abc"
-        assert not caplog.messages, "one failure is nothing to tell"
+        assert not caplog.messages, "a single failure is not logged"
         scripted.answers[:] = [*[Answer(500)] * 9, Answer(200, b"abc")]
         assert store.get("log/1") == b"abc"
-        (said,) = caplog.messages
-        assert "get" in said
-        assert "http://127.0.0.1" in said
-        assert "until 60 s after its start or last progress (s3_patience)" in said
+        (message,) = caplog.messages
+        assert "get" in message
+        assert "http://127.0.0.1" in message
+        assert "until 60 s after its start or last progress (s3_patience)" in message
 
     def test_patience_ends(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """An outage that is longer than the patience raises an error with the number of requests."""
         monkeypatch.setattr("time.sleep", lambda _: None)
         store = scripted.store(Answer(200, b"abc"), patience_seconds=1)
-        assert store.get("log/1") == b"abc", "and now there is a client"
+        assert store.get("log/1") == b"abc", "the client exists before the outage"
         scripted.requests.clear()
         scripted.answers[:] = [Answer(500)]
-        told = error_of(lambda: store.get("log/1")).problem
+        problem = error_of(lambda: store.get("log/1")).problem
         assert len(scripted.requests) > 2
-        assert f"{len(scripted.requests)} attempts" in told
+        assert f"{len(scripted.requests)} attempts" in problem
 
     @pytest.mark.parametrize("unclear", [503, 408])
     def test_a_put_that_is_refused_after_one_without_an_answer_may_have_been_done(

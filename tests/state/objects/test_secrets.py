@@ -71,13 +71,13 @@ def test_a_secret_in_a_url_is_not_repeated(what: str, tmp_path: Path, caplog: py
 
 
 @pytest.mark.usefixtures("aws_environment")
-@pytest.mark.parametrize("said", [f"http://user:{PLANTED}@127.0.0.1:1", f"user:{PLANTED}@127.0.0.1"])
+@pytest.mark.parametrize("endpoint", [f"http://user:{PLANTED}@127.0.0.1:1", f"user:{PLANTED}@127.0.0.1"])
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
 def test_a_secret_in_awss_own_variables_is_not_repeated(
-    said: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    endpoint: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A secret in AWS's endpoint variables appears neither in the error nor in the log."""
-    monkeypatch.setenv(name, said)
+    monkeypatch.setenv(name, endpoint)
     monkeypatch.setitem(WRONG, name, lambda _: open_store("s3://bucket/a", StoreOptions(max_attempts=1)).list(""))
     test_a_secret_in_a_url_is_not_repeated(name, tmp_path, caplog)
 

@@ -88,8 +88,8 @@ def test_stacks_are_merged_by_bytes_rows_and_parts(rows: int, length: int, merge
     where the merge starts.
     """
     parts = [StackedPart("bottom", 0, 100_000, 0, 1_000, 1)]
-    for wanted in merged_from:
-        assert _merge_start(parts, 0.5) == wanted
+    for first in merged_from:
+        assert _merge_start(parts, 0.5) == first
         parts.append(StackedPart("delta", 0, length, 0, rows, 1))
 
 

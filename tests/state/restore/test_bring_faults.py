@@ -21,11 +21,11 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "member")
 
 
-@pytest.mark.parametrize(("bytes_left", "taken"), [(b"", False), (b"\xff" * 8192, True), (None, True)])
-def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None, taken: bool) -> None:
+@pytest.mark.parametrize(("bytes_left", "has_snapshot"), [(b"", False), (b"\xff" * 8192, True), (None, True)])
+def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None, has_snapshot: bool) -> None:
     """An emptied, overwritten or truncated copy is restored from the store."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(2000)}, 2: {"x": 1}})
-    if taken:
+    if has_snapshot:
         place.snapshot(1)
     place.bring()
     (file,) = place.files()

@@ -77,7 +77,7 @@ def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head,
     assert at == plan.base
     holding = contents[at]
     for link in plan.links:
-        assert contents[link.head] == (*holding, link.head), "a link was folded onto another head than its own"
+        assert contents[link.head] == (*holding, link.head), "a link was added to a head that it does not follow"
         holding = contents[link.head]
     return holding
 
@@ -121,16 +121,16 @@ def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> 
     """The complete entry is requested only for a copy that is neither on the cut chain nor beyond it."""
     links = tuple(Link(Head(version, f"2-{version:032x}"), 0, 1, 0, 1) for version in range(6))
     whole = Entry(None, links)
-    asked: list[Head | None] = []
+    requested: list[Head | None] = []
 
     def ask(head: Head | None) -> Entry:
-        asked.append(head)
+        requested.append(head)
         return whole
 
     beyond, given_up = Head(7, f"2-{99:032x}"), Head(7, f"1-{99:032x}")
     for head in (links[5].head, links[4].head, links[3].head, beyond, links[2].head, given_up, None):
         plan_copy(head, cut_to_last(whole, 2), 2, partial(ask, head))
-    assert asked == [links[2].head, given_up, None]
+    assert requested == [links[2].head, given_up, None]
 
 
 def test_a_copy_of_a_cache_that_was_left_behind_goes() -> None:

@@ -29,7 +29,7 @@ def test_columns_come_back_from_their_text(state: pa.Schema) -> None:
     schema = PlainColumns("s", KEY, state)
     back = schema_of_text("s", schema.to_text())
     assert back == schema
-    assert schema_of_text("s", schema.to_text()) is back, "a process keeps it, with its codecs"
+    assert schema_of_text("s", schema.to_text()) is back, "a process caches the schema with its codecs"
 
 
 @pytest.mark.parametrize("indexed", [False, True])

@@ -101,8 +101,8 @@ def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
         [*element_runs(part_codec.open_part(data, ""), schema)],
         [run for piece in pieces for run in element_runs(piece, schema)],
     )
-    for held in runs:
-        back = schema.to_wide_rows(merge_elements(schema, held, bottom=True))
+    for part_runs in runs:
+        back = schema.to_wide_rows(merge_elements(schema, part_runs, bottom=True))
         back.validate(full=True)
         assert back.schema.equals(schema.part_schema())
         assert repr(canonical(schema, back)) == repr(canonical(schema, table))
