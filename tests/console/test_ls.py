@@ -1,4 +1,4 @@
-"""The roots that `riffle ls` finds, its report of damage, and its number of requests."""
+"""`riffle ls` finds roots, reports damaged ones, and sends few requests."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_a_period_and_a_limit_choose_moves(query: Elastic) -> None:
 
 
 def test_a_damaged_record_hides_only_its_own_moves(query: Elastic) -> None:
-    """A damaged record hides only its own moves, and no moves are derived across it."""
+    """A damaged record hides only its own moves, and changes of owners across it are not shown as moves."""
     query.feed(2)
     moves = _moves(query.home.root, "--limit", 1000)
     record = moves[0]["record"]

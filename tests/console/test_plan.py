@@ -41,9 +41,7 @@ def test_a_folder_gives_one_json_object_a_line(folder: Path) -> None:
 
 
 def test_history_adds_every_round_with_the_lags_before_it(folder: Path) -> None:
-    """`--history` shows every round with the lags before it, from the file's lags to those of a warm-up that has caught
-    up.
-    """
+    """`--history` shows every round with the lags before it, until a warm-up has caught up."""
     done = _run("--scenario", folder / "kip441_scale_out.json", "--history", "--json")
     first, second = json.loads(done.output)["converge"]["phases"][0]["history"]
     assert first["assignment"]["I3"]["warmup"] == ["0_0", "0_2"]

@@ -160,7 +160,7 @@ def test_a_stopped_or_silent_query_is_a_warning_at_once(query: World, root: str)
 
 
 def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) -> None:
-    """A refused request exits with 1 and has the error's id."""
+    """A refused request makes the command exit with 1 and print the error's id."""
     with resting(query):
         result = run("pin", root, "99", "1", "--wait", "10 s", "--json")
     answer = json.loads(result.output)
@@ -168,7 +168,9 @@ def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) ->
 
 
 def test_without_an_answer_the_exit_code_is_4(query: World, root: str) -> None:
-    """A request without an answer in time exits with 4 and stays; without --wait the exit code is 0."""
+    """The command exits with 4 if its request gets no answer in time, and the request stays; without --wait it exits
+    with 0.
+    """
     assert run("drain", root, "1", "--wait", "0.05").exit_code == 4
     waiting = run("rebalance", root)
     assert (waiting.exit_code, "pending" in waiting.output) == (0, True)

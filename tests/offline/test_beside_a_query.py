@@ -143,7 +143,7 @@ def test_a_command_whose_record_may_be_there_can_be_run_again(
 def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    """If rights expire after a command's record was written, the error says so; if before, nothing has changed."""
+    """If rights expire after a command has written its record, the error says that the command took effect."""
     refused, run = [0], commands(world.home.root, checkpoint, tmp_path)[command]
 
     def refuses(name: str, data: bytes) -> bool:
@@ -172,7 +172,7 @@ def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
 def test_a_query_that_commits_while_it_is_verified_is_not_ahead_of_its_state(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, batches: int, is_last_planned: bool
 ) -> None:
-    """A query that commits batches during `verify` is not reported, and a checkpoint without its batches is."""
+    """Commits during `verify` are no mismatch of state and checkpoint, and a checkpoint ahead of the state is one."""
     ahead = BATCHES + batches
 
     def go_on(_: float) -> None:

@@ -65,7 +65,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:
-    """A rollback to a batch before a switch restores its dispatch and its shards."""
+    """A rollback to a batch before a switch of dispatch restores the batch's dispatch and shards."""
     played = Played(World(tmp_path, operators=two_stores(), key_groups=16, retained_versions=100))
     played.batches(4)
     switch_dispatch(played.world.home.root, "partition", partition_of=partition_of, execute=True)

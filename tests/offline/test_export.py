@@ -145,7 +145,7 @@ def test_keys_that_end_move(tmp_path: Path) -> None:
 
 
 def test_sessions_move(tmp_path: Path) -> None:
-    """Open sessions are exported and loaded; those of one page are one row that counts as several."""
+    """Open sessions are exported and loaded, and several sessions of a page are one row that counts as several."""
     sessions = page_windows.spec(page_windows.SESSION, page_windows.FUNCTIONS[:3])
 
     def visits(*rows: tuple[int, str]) -> pa.Table:

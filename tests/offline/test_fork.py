@@ -104,9 +104,7 @@ def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
 
 
 def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: World) -> None:
-    """A fork belongs to no query until it is adopted; the source's checkpoint is refused, because it would repeat
-    batches.
-    """
+    """A query uses a fork only after an adoption, and the source query is refused, because it would repeat batches."""
     new_root = f"file://{tmp_path}/new"
     fork(world.home.root, new_root, 7, execute=True)
     same = World(tmp_path / "same", operators=[totals()], root=new_root)

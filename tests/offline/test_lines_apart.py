@@ -79,8 +79,8 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
 def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two concurrent rollbacks to batch 3 of different histories leave a mismatch that is refused, and a rollback
-    solves it.
+    """If two concurrent rollbacks leave state and checkpoint in different histories, the query is refused until another
+    rollback.
     """
     given_up = newest(world)
     taken_another_way(world, checkpoint)

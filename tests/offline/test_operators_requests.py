@@ -85,7 +85,9 @@ def damage(objects: ObjectStore, sequence: int) -> None:
 def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rollback checks each object once, several at a time, because its newest record protects them from deletes."""
+    """A rollback checks each object once, and several at a time, because the newest record protects objects from
+    deletes.
+    """
     world = grown(tmp_path, 4)
     store = seen_by(monkeypatch, world, "exists")
     rollback(world.home.root, 2, str(checkpoint), execute=True)
@@ -99,7 +101,9 @@ def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
 def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, newest: str
 ) -> None:
-    """A rollback checks the objects again if the newest record is unreadable, because it may have released them."""
+    """A rollback checks the objects again if the newest record is unreadable, because that record may have released
+    objects.
+    """
     world = grown(tmp_path, 4)
     tail = world.log().tail
     assert tail is not None
@@ -160,7 +164,7 @@ def test_a_batch_whose_base_is_damaged_is_no_target(tmp_path: Path, checkpoint: 
 def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record that is corrupted in transit does not change the target of a rollback, whichever read it is."""
+    """A record that is corrupted in transit during any read does not change the target of a rollback."""
     world = grown(tmp_path, 4)
     rollback(world.home.root, 1, str(checkpoint), execute=True)
     world.start()

@@ -1,4 +1,4 @@
-"""Remedies on damaged logs, and the drivers that continue after them."""
+"""Rollbacks and adoptions repair damaged logs and mismatched checkpoints, and the next drivers continue."""
 
 from __future__ import annotations
 
@@ -154,7 +154,9 @@ def test_output_is_delivered_once_whatever_the_setting_becomes(tmp_path: Path, b
 
 
 def test_a_root_restored_from_a_backup_is_followed_by_warm_copies(world: World) -> None:
-    """Local copies that are ahead of a root restored from a backup are restored, because their history is abandoned."""
+    """After a root was restored from a backup, local copies with newer batches are replaced, because their history is
+    abandoned.
+    """
     fill(world, 3)
     backup = {name: world.memory.get(name) for name in world.memory.list("")}
     for _ in range(3):

@@ -26,9 +26,7 @@ def shown_once_stored(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Tab
 
 
 def test_a_savepoint_keeps_the_sealed_output_of_its_batch(tmp_path: Path) -> None:
-    """A savepoint keeps the sealed output of its batch, which a rollback to it delivers again, also in objects without
-    state.
-    """
+    """A savepoint keeps the sealed output rows of its batch, also those in objects without state."""
     function = arrow_function(shown_once_stored, state=pa.schema([ROWS.field("v")]), output=ROWS.remove(2))
     operator = operator_of("shown", ["k"], function, (), ROWS)
     query = World(tmp_path, operators=(operator,), snapshot_chain_links=2, deliver_after_commit=True)

@@ -217,7 +217,7 @@ def test_a_purge_ends_savepoints(world: World) -> None:
 
 @pytest.mark.long
 def test_costs_are_what_only_savepoints_keep(world: World) -> None:
-    """The costs of savepoints count objects that only savepoints keep, and each of them once."""
+    """The costs of savepoints count once each object that is kept only for savepoints."""
     Savepoints(world.home.root).create("a")
     Savepoints(world.home.root).create("b")
     costs = Savepoints(world.home.root).measure()
@@ -347,7 +347,9 @@ class TestCommands:
     """Output and exit codes of the savepoint commands."""
 
     def test_a_stopped_query_gets_a_savepoint_that_is_listed_and_deleted(self, world: World, checkpoint: Path) -> None:
-        """A stopped query gets a savepoint that is listed and deleted; without a status --stopped is required."""
+        """Savepoints of a stopped query are created, listed and deleted by command, with --stopped if there is no
+        status.
+        """
         root = world.home.root
         refused = run_command("savepoint", "create", root, "--name", "a")
         assert (refused.exit_code, "RIFFLE-1584" in refused.output) == (1, True)
@@ -392,7 +394,9 @@ class TestCommands:
         assert world.memory.list("") == before
 
     def test_a_running_query_without_control_is_left_alone(self, world: World) -> None:
-        """A command refuses a running query that reads no requests, because a record would fence its driver."""
+        """A command does not write a record for a running query that reads no requests, because a record would fence
+        its driver.
+        """
         write_status(world, epoch=1)
         before = world.memory.list("")
         refused = run_command("savepoint", "create", world.home.root, "--name", "a")

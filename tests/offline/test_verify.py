@@ -158,9 +158,7 @@ def leads_to_whole_state(world: World, target: int) -> bool:
 
 
 def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: World) -> None:
-    """A record that was copied to a number far beyond the log is the only finding, no rollback passes it, and it can be
-    removed.
-    """
+    """A record with a number far beyond the log is the only finding, and no rollback works until it is removed."""
     far = root_of(kept) / paths.record_name(10**20 - 1)
     shutil.copy(root_of(kept) / paths.record_name(0), far)
     found = verify(kept.home.root, checkpoint_of(kept))

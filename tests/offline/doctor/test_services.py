@@ -123,7 +123,9 @@ def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: Obje
 
 
 def test_kafka_servers_that_accept_connections_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka servers that refuse connections are distinguished from servers that accept them but do not answer."""
+    """Bootstrap servers that refuse connections are reported separately from servers that accept them and do not
+    answer.
+    """
     monkeypatch.setattr(services, "_TIMEOUT_SECONDS", 1.0)
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as listening:
         closed.bind(("127.0.0.1", 0))

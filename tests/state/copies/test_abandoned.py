@@ -1,4 +1,4 @@
-"""A member detects that a process of its machine has ended, and then takes over that process's folder."""
+"""The end of a process is detected on its machine, and its folder is free before the driver reports the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riffle_spark.state.copies.folder import claim_folder
 
 
 def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
-    """A running or stopped process counts as alive, and a killed one as ended, also before its parent reaps it."""
+    """A running or stopped process counts as alive, and a killed process as ended even before its parent reaps it."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     name = process_name(process.pid)
     assert name

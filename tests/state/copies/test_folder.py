@@ -1,4 +1,4 @@
-"""A member's folder belongs to one executor, and another one takes it over only when nothing uses it."""
+"""A member's folder belongs to one executor, and another executor takes it over only when nothing uses it."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: 
 
 
 def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
-    """A new executor takes over the folder and copies of a lost one, and the old owner can no longer use them."""
+    """A new executor takes over the folder and the copies of a lost executor, which can no longer use them."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "mark").write_text("warm")
     taken = claim_folder(tmp_path, "app/2", ["app/2"])
@@ -314,15 +314,13 @@ def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_use_of_a_folder_stays_what_it_is(tmp_path: Path) -> None:
-    """Only errors of the folder itself are translated, not errors that a caller raises while holding the folder."""
+    """An error that a caller raises while it holds a folder is not converted to an error of the folder."""
     with pytest.raises(FileNotFoundError, match="elsewhere"), claim_folder(tmp_path, "app/1", ()).hold():
         raise FileNotFoundError("elsewhere")
 
 
 def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deltas that no stack lists are deleted unless they are as new as the newest stack; a few old sealed ones are
-    kept.
-    """
+    """Deltas that no stack lists are deleted, except those as new as the newest stack and a few sealed ones."""
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 2)
     folder = claim_folder(tmp_path, "app/1", ())
     for version in range(9):

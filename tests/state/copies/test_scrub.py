@@ -39,8 +39,8 @@ def rot(file: Path) -> None:
 
 
 def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place) -> None:
-    """A file that is truncated or missing right after it was written is a LocalDiskError, because neither the copy nor
-    the object is at fault.
+    """A file that is truncated or missing right after its write raises LocalDiskError, because the disk failed and not
+    the copy or the object.
     """
     file = next(place.folder.path.glob("stacks/*/*.part"))
     stack = place.folder.stacks(SCHEMA.store).read(int(file.name[:4]))

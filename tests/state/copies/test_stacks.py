@@ -24,7 +24,7 @@ from tests.kit.state.stack_changes import (
 
 
 def test_a_new_stack_replaces_the_former_one(tmp_path: Path) -> None:
-    """A replaced stack loses the files that only it used."""
+    """Replacing a stack deletes the files that only the former stack used."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.read(7) is None
     own = own_part(stacks, 7)

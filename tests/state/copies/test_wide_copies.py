@@ -223,9 +223,7 @@ STEPS = st.lists(st.one_of(deltas(), deltas(), st.sampled_from(["bring", "follow
 @costly(2)
 @given(STEPS)
 def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
-    """A copy that merges deltas, one that upkeep brings, and one that is restored from a snapshot and its chain are
-    equal, and equal a dictionary.
-    """
+    """Copies that merge deltas, copies that upkeep brings and restored copies all equal a dictionary."""
     log = Log()
     with tempfile.TemporaryDirectory() as folder:
         folding, followed = member(Path(folder) / "1"), member(Path(folder) / "2")

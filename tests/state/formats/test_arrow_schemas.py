@@ -1,4 +1,4 @@
-"""Which stored columns can be read under another declared type."""
+"""A stored decimal can be read under another declared decimal only if no digit can be lost."""
 
 from __future__ import annotations
 

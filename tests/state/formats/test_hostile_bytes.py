@@ -203,7 +203,7 @@ def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
 
 
 def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
-    """A part with offsets beyond its end is refused, also if its checksum is right."""
+    """A part with offsets beyond its end is refused even if its checksum is right."""
     data = part_codec.encode(pa.table({"k": ["aaaa", "bbbb", "cccc"]}))
     wrong = data.replace(struct.pack("<4i", 0, 4, 8, 12), struct.pack("<4i", 0, 1 << 30, 8, 12))
     assert wrong != data

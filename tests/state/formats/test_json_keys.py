@@ -110,7 +110,7 @@ def test_every_value_returns_from_its_json(data: st.DataObject) -> None:
 
 
 def test_text_that_is_not_utf8_is_bytes() -> None:
-    """Such text is shown as base64 and becomes the same bytes again."""
+    """Text that is not UTF-8 is shown as base64, which is converted back to the same bytes."""
     array = pa.array([b"\xff", b"a", None]).view(pa.string())
     shown = json_of_array(array)
     assert shown == [{"base64": "/w=="}, "a", None]
@@ -118,7 +118,7 @@ def test_text_that_is_not_utf8_is_bytes() -> None:
 
 
 def test_misfits_name_the_nested_field() -> None:
-    """The path leads to the field, and the value is not repeated."""
+    """The error for a value that does not fit has the path of the nested field and does not repeat the value."""
     kind = pa.struct([("rows", pa.list_(pa.struct([("n", pa.int32())])))])
     with pytest.raises(Misfit, match=r"^x\.rows\.\w+\.n must be int32$") as error:
         array_of_json([{"rows": [{"n": "secret"}]}], pa.field("x", kind))

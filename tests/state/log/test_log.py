@@ -82,7 +82,9 @@ def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(olde
 
 
 def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:
-    """A driver that was away is fenced and keeps its record, because other drivers have continued from it."""
+    """A returning driver is fenced and does not delete its late record, because other drivers have continued from it
+    (I5).
+    """
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     faulty = FaultyStore(store, [Fault("answer_lost", "put", paths.LOG, times=None)], sleep=lambda _: None)
@@ -102,9 +104,7 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
 
 
 def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4() -> None:
-    """A driver that finds its unclear record committed after a long time is fenced, because others may have swept past
-    it.
-    """
+    """A driver that finds its own append committed after a long absence is fenced if others have continued (I4)."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     faulty = FaultyStore(store, [Fault("answer_lost", "put", paths.LOG, times=None)], sleep=lambda _: None)
