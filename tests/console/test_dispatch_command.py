@@ -1,4 +1,4 @@
-"""The command `riffle dispatch`: a user's function found by its name, a plan shown, a switch done."""
+"""The command `riffle dispatch` finds a user's function by its name, shows a plan, and switches the dispatch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_length(keys):
 
 @pytest.fixture
 def oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Oracle:
-    """What state in the current folder holds, which has a module of the user's beside it."""
+    """Put state and a module of the user into the current folder, and return the expected state."""
     world, oracle = filled(tmp_path / "world")
     copied = open_store(f"file://{tmp_path}/state")
     for name in world.memory.list(""):
@@ -36,12 +36,12 @@ def oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Oracle:
 
 
 def run(*arguments: str) -> Result:
-    """Run the command on that state."""
+    """Run `riffle dispatch` on this state."""
     return CliRunner().invoke(main, ["dispatch", f"file://{Path.cwd()}/state", *arguments])
 
 
 def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
-    """Without --execute the state stays; with it, it has the new dispatch, and the way back needs no function."""
+    """Without --execute the state does not change, with it the dispatch does, and a switch back needs no function."""
     root = f"file://{Path.cwd()}/state"
     there = ["--to", "partition", "--partition-of", "routing_of_mine:by_length"]
     shown = run(*there)
@@ -58,7 +58,7 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "error_id"),
     [
         ("routing_of_mine:nothing", "RIFFLE-0112"),
         ("no_such_module:by_length", "RIFFLE-0112"),
@@ -67,9 +67,9 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
     ],
 )
 @pytest.mark.sample(step=2)
-def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, said: str) -> None:
-    """The error says what was looked for, and the exit code that nothing was done."""
+def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, error_id: str) -> None:
+    """A name that is not a function is refused with the name, and exit code 2 says that nothing was changed."""
     Path("ends.py").write_text("import sys\n\nsys.exit(0)")
     done = run("--to", "partition", "--partition-of", path, "--execute")
-    assert (done.exit_code, said in done.output) == (2, True), done.output
+    assert (done.exit_code, error_id in done.output) == (2, True), done.output
     assert contents(f"file://{Path.cwd()}/state") == expected(oracle)

@@ -1,4 +1,4 @@
-"""The command `riffle doctor`, run as users run it."""
+"""The command `riffle doctor`, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.servers.object_server import ObjectServer
 
 
 def run(*options: str, **environment: str) -> tuple[int, Mapping[str, Mapping[str, str]]]:
-    """Run the command in a process of its own; return its exit code and its results by check."""
+    """Run the command in a new process. Return its exit code and its results by check."""
     variables = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(CHECKOUT), **environment}
     command = [sys.executable, "-m", "riffle_spark", "doctor", "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
@@ -28,7 +28,7 @@ def run(*options: str, **environment: str) -> tuple[int, Mapping[str, Mapping[st
 
 
 def test_a_ready_machine_passes(tmp_path: Path) -> None:
-    """With a root on a local disk and the slots of a small cluster."""
+    """All checks pass on a ready machine with a root on a local disk and the slots of a small cluster."""
     code, results = run(
         "--root", f"file://{tmp_path}/state", "--conf", "spark.executor.instances=2", "--conf", "spark.executor.cores=1"
     )
@@ -38,14 +38,14 @@ def test_a_ready_machine_passes(tmp_path: Path) -> None:
 
 
 def test_without_java_the_remedy_is_named(tmp_path: Path) -> None:
-    """No JVM is started to find out."""
+    """A missing Java is an error with the package to install, and no JVM is started."""
     code, results = run(JAVA_HOME=str(tmp_path))
     assert (code, results["java"]["level"]) == (1, "error")
     assert "openjdk-17-jre-headless" in results["java"]["remedy"]
 
 
 def test_an_unsupported_pandas_is_named(tmp_path: Path) -> None:
-    """The installed version counts, without an import."""
+    """An unsupported version of pandas is an error, found without importing pandas."""
     metadata = tmp_path / "pandas-3.0.0.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: pandas\nVersion: 3.0.0\n")
@@ -56,7 +56,7 @@ def test_an_unsupported_pandas_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_s3_root_is_tried(object_server: ObjectServer) -> None:
-    """With the credentials and the endpoint that a query would use."""
+    """An S3 root is probed with the credentials and the endpoint that a query would use."""
     endpoint = ("--s3-endpoint", object_server.endpoint)
     _, results = run("--root", object_server.new_root(), *endpoint, AWS_DEFAULT_REGION="us-east-1")
     assert (results["store"]["level"], results["clock"]["level"]) == ("ok", "ok")
@@ -64,7 +64,7 @@ def test_an_s3_root_is_tried(object_server: ObjectServer) -> None:
 
 
 def test_text_names_each_check_and_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The remedy follows on its own line."""
+    """The text has a line for each check and a line below it for the remedy."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     done = CliRunner().invoke(
         main, ["doctor", "--root", f"file://{tmp_path}/state", "--bootstrap-servers", "127.0.0.1:9"]
@@ -80,5 +80,5 @@ def test_text_names_each_check_and_its_remedy(monkeypatch: pytest.MonkeyPatch, t
     "options", [("--conf", "spark.master"), ("--root", "/no/url"), ("--conf", "spark.riffle.key_groups=0")]
 )
 def test_wrong_calls_end_with_2(options: tuple[str, ...]) -> None:
-    """Nothing is checked."""
+    """Wrong arguments exit with 2 before any check."""
     assert CliRunner().invoke(main, ["doctor", *options]).exit_code == 2

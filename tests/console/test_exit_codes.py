@@ -1,4 +1,4 @@
-"""What commands end with: 3 where nothing could be read, so that nothing is known; 2 where they are called wrongly."""
+"""Exit codes of commands: 3 if state cannot be read, 2 for wrong calls, and 1 for damage."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OF_A_ROOT = (
 )
 
 
-def ended(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tuple[int, str]:
-    """Run a command on a root; return what it ended with, and what it said."""
+def run_on(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tuple[int, str]:
+    """Run a command on a root. Return its exit code and its output."""
     (folder / "metadata").write_text('{"id": "query"}')
     done = CliRunner().invoke(main, [*(word.format(root, checkpoint=folder) for word in command), *more])
     return done.exit_code, done.output
@@ -34,23 +34,23 @@ def ended(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tupl
 def test_what_cannot_be_reached_or_read_is_no_damage(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is away, credentials that are missing, a folder that refuses: alike for every command."""
+    """A server that does not answer, missing credentials and an unreadable folder exit with 3 for every command."""
     conf = tmp_path / "riffle.toml"
-    region = f"of-{command[0]}"  # clients are kept by their settings, with the credentials that they were made with
+    region = f"of-{command[0]}"  # clients are cached by their settings and keep their credentials
     conf.write_text(f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_patience = 0\n')
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    said = ended(command, "s3://bucket/x", tmp_path, "--conf-file", str(conf))
-    assert (said[0], "no usable credentials" in said[1]) == (3, True), said
+    result = run_on(command, "s3://bucket/x", tmp_path, "--conf-file", str(conf))
+    assert (result[0], "no usable credentials" in result[1]) == (3, True), result
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    said = ended(command, "s3://other/x", tmp_path, "--conf-file", str(conf), "--s3-endpoint", "http://localhost:9")
-    assert (said[0], "after 4 attempts" in said[1]) == (3, True), said
-    said = ended(command, f"file://{tmp_path}/{'x' * 300}", tmp_path)
-    assert (said[0], "this user may read" in said[1], "write" in said[1]) == (3, True, False), said
+    result = run_on(command, "s3://other/x", tmp_path, "--conf-file", str(conf), "--s3-endpoint", "http://localhost:9")
+    assert (result[0], "after 4 attempts" in result[1]) == (3, True), result
+    result = run_on(command, f"file://{tmp_path}/{'x' * 300}", tmp_path)
+    assert (result[0], "this user may read" in result[1], "write" in result[1]) == (3, True, False), result
 
 
 CALLED_WRONGLY = (
@@ -76,22 +76,24 @@ CALLED_WRONGLY = (
 def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """An alarm is for 1. What is wrong with the call is 2, and the state is not looked at."""
+    """A wrong call exits with 2 before the state is read, because monitoring treats 1 as damage."""
     root = f"file://{tmp_path}/state"
     World(tmp_path / "local", root=root).batch(0, one(0))
-    code, said = ended(command, root, tmp_path)
-    assert (code, "Usage: " in said) == (2, True), said
+    code, output = run_on(command, root, tmp_path)
+    assert (code, "Usage: " in output) == (2, True), output
 
 
 def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
-    """A file that says what cannot be: nothing is known of the state then."""
+    """Invalid settings are a wrong call, because nothing is known about the state."""
     (tmp_path / "riffle.toml").write_text("retained_versions = -1\n")
-    code, said = ended(("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml")
-    assert (code, "retained_versions" in said) == (2, True), said
+    code, output = run_on(
+        ("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml"
+    )
+    assert (code, "retained_versions" in output) == (2, True), output
 
 
 def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
-    """Of parts under another key nothing is known, with other damage it is known that there is some."""
+    """Parts whose encryption key is missing exit with 3, and with 1 only if there is other damage."""
     for key, text in (("a", "A"), ("b", "B")):
         (tmp_path / f"{key}.toml").write_text(f'encryption_keys = "file:{tmp_path}/{key}"\n')
         (tmp_path / key).write_text(f"{key} = {text * 43}=\n")
@@ -99,10 +101,10 @@ def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
     world = World(tmp_path / "local", root=root, encryption_keys=f"file:{tmp_path}/a")
     for version in range(3):
         world.batch(version, one(version))
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "a.toml"))[0] == 0
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "a.toml"))[0] == 0
     (tmp_path / "none.toml").write_text("")
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "none.toml"))[0] == 3
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 3
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "none.toml"))[0] == 3
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 3
     world.memory.delete([paths.record_name(1)])
-    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 1
-    assert ended(("verify",), root, tmp_path)[0] == 2
+    assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 1
+    assert run_on(("verify",), root, tmp_path)[0] == 2

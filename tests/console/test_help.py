@@ -1,4 +1,4 @@
-"""Help is fast: it imports no numerical library and no client of a store."""
+"""Help is fast, because it imports neither numerical libraries nor clients of object stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_help_imports_few_modules(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_the_line_of_each_command_starts_its_own_help(name: str) -> None:
-    """`riffle --help` has the verb of the command's own help, and the command its name."""
+    """The line of each command in `riffle --help` starts with the same verb as the command's own help."""
     command = main.get_command(click.Context(main), name)
     assert command is not None
     assert command.name == name
@@ -57,5 +57,5 @@ def test_every_command_is_listed_with_its_line() -> None:
 
 
 def test_the_strategies_are_those_of_the_assignor() -> None:
-    """The choices of `--strategy` are written down, so that the help does not import the assignor."""
+    """The hard-coded choices of `--strategy` equal the assignor's, which the help does not import."""
     assert get_args(Strategy) == STRATEGIES

@@ -1,4 +1,4 @@
-"""What `riffle ls` takes for a root, how it lists damage, and how many requests it sends."""
+"""`riffle ls` finds roots, reports damaged ones, and sends few requests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.kit.state.drawn_records import PLAIN
 
 
 def _listed(prefix: str, *options: str) -> tuple[Result, dict[str, str]]:
-    """Run the command. Return its result and the health of each root, by its path below the prefix."""
+    """Run the command. Return its result, and the health of each root by its path below the prefix."""
     done = CliRunner().invoke(main, ["ls", prefix, "--json", *options])
     queries = json.loads(done.stdout)["queries"]
     return done, {query["root"].removeprefix(f"{prefix}/"): query["health"] for query in queries}
 
 
 def _make_root(url: str) -> ObjectStore:
-    """Write a log with one record. Return the store of the root."""
+    """Write a log with one record, and return the store of the root."""
     objects = open_store(url)
     log = Log(objects, url)
     log.open()
@@ -39,7 +39,7 @@ def _make_root(url: str) -> ObjectStore:
 
 
 def test_a_folder_log_of_another_program_makes_no_root(tmp_path: Path) -> None:
-    """Neither files of another name, nor of a similar one, nor folders. Roots below and beside it are listed."""
+    """A folder `log` with other files or folders is no root, and roots below and beside it are listed."""
     prefix = f"file://{tmp_path}"
     for folder, name in (("app", "driver.out"), ("table", "00000000000000000001.json"), ("old", "1/x"), ("empty", "")):
         path = tmp_path / folder / "log" / name
@@ -53,7 +53,9 @@ def test_a_folder_log_of_another_program_makes_no_root(tmp_path: Path) -> None:
 
 
 def test_damaged_roots_are_listed_with_the_error(tmp_path: Path) -> None:
-    """A damaged newest record, and a damaged status. Others are still listed, and the exit code is 1."""
+    """A root with a damaged newest record or status is listed with the error, others are listed too, and the exit code
+    is 1.
+    """
     prefix = f"file://{tmp_path}"
     _make_root(f"{prefix}/a")
     for folder, name in (("b", paths.record_name(1)), ("c", paths.STATUS)):
@@ -68,7 +70,7 @@ def test_damaged_roots_are_listed_with_the_error(tmp_path: Path) -> None:
 
 
 class WatchedStore(MemoryStore):
-    """A store in memory. ``folders`` has the folders that were looked into, ``lists`` the length of each listing."""
+    """A memory store that records the listed folders in ``folders`` and the length of each listing in ``lists``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,20 +87,20 @@ class WatchedStore(MemoryStore):
         """Return the folders directly below ``prefix``."""
         self.folders.append(prefix)
         names = super().list_folders(prefix)
-        del self.lists[prefix]  # in memory, folders are made of names
+        del self.lists[prefix]  # a memory store derives folders from names
         return names
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> WatchedStore:
-    """The store that a search reads."""
+    """Return the store that a search reads."""
     objects = WatchedStore()
     monkeypatch.setattr(root_search, "open_store", lambda *_: objects)
     return objects
 
 
 def test_counted_requests_of_a_search(store: WatchedStore) -> None:
-    """One LIST per folder, and one of a page for each folder with a log, however many objects the folders hold."""
+    """A search sends one LIST per folder and one more per folder with a log, however many objects the folders have."""
     for number in range(40):
         for record in range(3):
             store.put_if_absent(f"team/q{number:02d}/{paths.record_name(record)}", b"")
@@ -115,7 +117,7 @@ def test_counted_requests_of_a_search(store: WatchedStore) -> None:
 
 
 def test_counted_folders_of_a_wide_prefix(store: WatchedStore) -> None:
-    """A search ends after so many folders. Those near the prefix come first."""
+    """A search stops after ``folders_max`` folders and reads those near the prefix first."""
     for number in range(300):
         store.put_if_absent(f"table/date={number:03d}/hour=1/part-0", b"")
     store.put_if_absent(f"zz/{paths.record_name(0)}", b"")
@@ -126,7 +128,7 @@ def test_counted_folders_of_a_wide_prefix(store: WatchedStore) -> None:
 
 
 def test_a_search_that_is_not_complete_has_exit_code_1(tmp_path: Path) -> None:
-    """So that a script does not take the list for the whole."""
+    """An incomplete search exits with 1, so that no script mistakes its list for complete."""
     for number in range(root_search.FOLDERS_MAX + 1):
         (tmp_path / "table" / f"date={number}").mkdir(parents=True)
     _make_root(f"file://{tmp_path}/counts")

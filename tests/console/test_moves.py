@@ -1,4 +1,4 @@
-"""`riffle moves`: why key-groups moved, from the log and the status alone."""
+"""`riffle moves` explains why key-groups moved, from the log and the status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
-    """A query over two executors with a standby each."""
+    """Return a query over two executors with a standby each."""
     return Elastic(tmp_path / "local", executors=("1", "2"), num_standbys=1, retained_versions=100)
 
 
@@ -46,14 +46,14 @@ def _moves(*arguments: object) -> list[dict[str, Any]]:
 
 
 def _write_status(query: Elastic) -> None:
-    """Write the status as the driver's exporter does."""
+    """Write the status like the driver's exporter."""
     query.memory.delete([paths.STATUS])
     status = Status(query.driver.facts(), "stopped", moves=query.ownership.moves.recent())
     assert query.memory.put_if_absent(paths.STATUS, encode(status))
 
 
 def test_every_move_of_every_report_is_in_the_log_with_its_reason(query: Elastic) -> None:
-    """Executors join, are drained and are lost. The log alone names each move as the reports did."""
+    """The log has each move of the batch reports with its reason, when executors join, are drained and are lost."""
     reports = query.settle()
     query.cluster.add("3")
     reports += query.settle()
@@ -75,7 +75,7 @@ def test_every_move_of_every_report_is_in_the_log_with_its_reason(query: Elastic
 
 
 def test_the_moves_of_a_key_group_explain_its_owner(query: Elastic) -> None:
-    """By number and by key the same. The last move of the owner leads to the owner that the log has."""
+    """Moves of a key-group are found by its number and by a key, and the last one leads to the owner in the log."""
     query.feed(2)
     query.cluster.lose("2")
     query.clock.advance(1_000)
@@ -95,7 +95,7 @@ def test_the_moves_of_a_key_group_explain_its_owner(query: Elastic) -> None:
 
 
 def test_moves_of_an_idle_query_are_in_its_status_and_later_in_the_log(query: Elastic) -> None:
-    """A member that joins while no batch runs gets copies at once. No record has that yet."""
+    """Moves between batches are shown from the status, and from the log after the next batch."""
     query.feed(3)
     logged = _moves(query.home.root, "--limit", 1000)
     query.cluster.add("3")
@@ -116,7 +116,7 @@ def test_moves_of_an_idle_query_are_in_its_status_and_later_in_the_log(query: El
 
 
 def test_moves_are_recorded_once_and_not_repeated_by_the_next_driver(query: Elastic) -> None:
-    """A claim repeats the fields of the record before it, but not its moves."""
+    """A move is recorded once, although the claim of the next driver copies other fields of the record."""
     query.feed(2)
     before = _moves(query.home.root, "--limit", 1000)
     query.start()
@@ -127,7 +127,7 @@ def test_moves_are_recorded_once_and_not_repeated_by_the_next_driver(query: Elas
 
 
 def test_records_of_earlier_versions_show_their_moves_without_a_reason(tmp_path: Path) -> None:
-    """Only owners are known, from the record before."""
+    """Records of earlier versions show moves without a reason, derived from the owners of successive records."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)
     log.open()
@@ -141,7 +141,7 @@ def test_records_of_earlier_versions_show_their_moves_without_a_reason(tmp_path:
 
 
 def test_a_rollback_is_the_reason_of_the_owners_that_it_restores(tmp_path: Path) -> None:
-    """No assignment chose them."""
+    """Owners that a rollback restores have moved with the reason "rollback", because no assignment chose them."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)
     log.open()
@@ -152,7 +152,7 @@ def test_a_rollback_is_the_reason_of_the_owners_that_it_restores(tmp_path: Path)
 
 
 def _root_of(folder: Path, *changes: dict[str, Any]) -> str:
-    """Return a root with one batch a second, whose record has these fields."""
+    """Return a root with one batch per second, whose records have these fields."""
     root = f"file://{folder}/state"
     log = Log(open_store(root), root)
     log.open()
@@ -163,20 +163,20 @@ def _root_of(folder: Path, *changes: dict[str, Any]) -> str:
 
 
 def test_owners_before_a_change_of_the_dispatch_are_not_compared(tmp_path: Path) -> None:
-    """Key-group 0 is another one after it."""
+    """Owners before and after a change of dispatch are not compared, because key-groups have another meaning."""
     partitions = {"dispatch": "partition", "shards": (("events", 0),), "owners": {"0": "b"}}
     assert _moves(_root_of(tmp_path, {"owners": {"0": "a", "1": "a"}}, partitions)) == []
 
 
 def test_owners_around_a_missing_record_are_not_compared(tmp_path: Path) -> None:
-    """It is unknown when and why they changed."""
+    """Owners around a missing record are not compared, because the time and the reason of their change are unknown."""
     root = _root_of(tmp_path, *({"owners": {"0": owner}} for owner in "abbc"))
     open_store(root).delete([paths.record_name(1)])
     assert [(move["to_member"], move["version"]) for move in _moves(root)] == [("c", 3)]
 
 
 def test_a_key_group_without_an_owner_has_moved(tmp_path: Path) -> None:
-    """To nobody. A period contains the move at its start."""
+    """Losing an owner is a move to no member, and a period includes a move at its start."""
     root = _root_of(tmp_path, {"owners": {"0": "a"}}, {"owners": {}}, {"owners": {"0": "b"}})
     shown = [(move["from_member"], move["to_member"]) for move in _moves(root)]
     assert shown == [("a", ""), ("", "b")]
@@ -185,7 +185,7 @@ def test_a_key_group_without_an_owner_has_moved(tmp_path: Path) -> None:
 
 
 def test_the_reason_of_a_standby_does_not_explain_the_owner(tmp_path: Path) -> None:
-    """Both moves of the key-group are shown, the owner's without a reason."""
+    """The reason of a standby's move is not shown for the owner's move of the same key-group."""
     standby = RecordedMoves(900, "standby", "", "c", "member joined", "", ("0",))
     root = _root_of(tmp_path, {"owners": {"0": "a"}}, {"owners": {"0": "b"}, "moves": (standby,)})
     shown = {(move["role"], move["to_member"], move["reason"]) for move in _moves(root)}
@@ -193,7 +193,7 @@ def test_the_reason_of_a_standby_does_not_explain_the_owner(tmp_path: Path) -> N
 
 
 def test_a_move_at_the_time_of_the_newest_record_is_read_from_the_status(tmp_path: Path) -> None:
-    """The record does not have it, so it was made after the record."""
+    """A move at the time of the newest record is read from the status if the record does not have it."""
     root = _root_of(tmp_path, {"owners": {"0": "a"}})
     move = MoveSummary(0, 1, 0, "query", "owner", "a", "b", "member joined")
     status = Status(DriverFacts(0, "q"), moves=(move,))
@@ -202,7 +202,7 @@ def test_a_move_at_the_time_of_the_newest_record_is_read_from_the_status(tmp_pat
 
 
 def test_a_period_and_a_limit_choose_moves(query: Elastic) -> None:
-    """Both ends are included. Times without a zone are refused."""
+    """A period includes both ends, a limit keeps the newest moves, and times without a zone are refused."""
     query.feed()
     query.clock.advance(100)
     query.cluster.add("3")
@@ -228,7 +228,7 @@ def test_a_period_and_a_limit_choose_moves(query: Elastic) -> None:
 
 
 def test_a_damaged_record_hides_only_its_own_moves(query: Elastic) -> None:
-    """Its neighbours are shown. Changes of owners across it are not invented."""
+    """A damaged record hides only its own moves, and changes of owners across it are not shown as moves."""
     query.feed(2)
     moves = _moves(query.home.root, "--limit", 1000)
     record = moves[0]["record"]

@@ -1,4 +1,4 @@
-"""The plan command: files and folders in, figures or text out."""
+"""The command `riffle plan` reads scenario files and prints figures or text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = DATA / "assignor_cases"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two scenario files."""
+    """Return a folder with two scenario files."""
     for name in ("kip441_scale_out", "edge_balanced_already"):
         case = json.loads((CASES / f"{name}.json").read_text())
         (tmp_path / f"{name}.json").write_text(json.dumps(case["scenario"]))
@@ -29,7 +29,7 @@ def _run(*arguments: object) -> Result:
 
 
 def test_a_folder_gives_one_json_object_a_line(folder: Path) -> None:
-    """Two files are two lines, each with the anchors' field names."""
+    """A folder of two files gives two lines of JSON with the documented fields."""
     done = _run("--scenario", folder, "--converge", "--json")
     lines = [json.loads(line) for line in done.output.splitlines()]
     assert [line["scenario"] for line in lines] == ["edge_balanced_already", "kip441_scale_out"]
@@ -41,7 +41,7 @@ def test_a_folder_gives_one_json_object_a_line(folder: Path) -> None:
 
 
 def test_history_adds_every_round_with_the_lags_before_it(folder: Path) -> None:
-    """The first round knows the file's lags, the second that the warm-up has caught up."""
+    """`--history` shows every round with the lags before it, until a warm-up has caught up."""
     done = _run("--scenario", folder / "kip441_scale_out.json", "--history", "--json")
     first, second = json.loads(done.output)["converge"]["phases"][0]["history"]
     assert first["assignment"]["I3"]["warmup"] == ["0_0", "0_2"]
@@ -52,7 +52,7 @@ def test_history_adds_every_round_with_the_lags_before_it(folder: Path) -> None:
 
 
 def test_a_compressed_file_is_read_as_it_is(folder: Path) -> None:
-    """`.json.gz` gives what `.json` gives."""
+    """A `.json.gz` file gives the same output as the `.json` file."""
     plain = folder / "kip441_scale_out.json"
     packed = folder / "packed.json.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -60,7 +60,7 @@ def test_a_compressed_file_is_read_as_it_is(folder: Path) -> None:
 
 
 def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
-    """Without --json a person reads who owns what; where nothing moves and all is even, that is said."""
+    """Text output shows owners and standbys, announces further rebalances, and says if there are no moves."""
     done = _run("--scenario", folder / "kip441_scale_out.json", "--strategy", "min_cost")
     assert "I1: owns 0_0,0_2  standby 0_1" in done.output
     assert "another rebalance follows" in done.output
@@ -70,7 +70,7 @@ def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
 
 
 def test_events_that_are_left_out_are_named(folder: Path) -> None:
-    """Without --converge a file's events are not played, and who reads the plan is told."""
+    """Without --converge the command warns that a file's events are ignored."""
     case = json.loads((CASES / "kip441_scale_in_event.json").read_text())["scenario"]
     (folder / "event.json").write_text(json.dumps(case))
     assert "its events are left out" in _run("--scenario", folder / "event.json").stderr
@@ -78,7 +78,7 @@ def test_events_that_are_left_out_are_named(folder: Path) -> None:
 
 
 def test_a_file_that_is_no_scenario_is_named(tmp_path: Path) -> None:
-    """The error says which file and where the format is written down."""
+    """The error for a file that is no scenario names the file."""
     (tmp_path / "x.json").write_text("{}")
     done = _run("--scenario", tmp_path / "x.json")
     assert done.exit_code == 1

@@ -1,4 +1,4 @@
-"""What commands, errors and logs say is printable, whatever is in records, parts, names and answers."""
+"""Output of commands, errors and logs is printable, whatever records, parts, names and answers contain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from riffle_spark.state.objects.memory import MemoryStore
 from tests.kit.simulated.world import World, one
 
 EVIL = "x\x1b[2J\x07\r\u202e\u2028\x9b2J\ud800\nstate: forged"
-"""Clears a screen, rings, writes over a line, turns text around, in C1 too; half a character, and a line of its own."""
+"""Text that clears a screen, rings, overwrites a line, reverses text, also by C1 codes, with half a character and a
+line break.
+"""
 OFFSETS = f'v1\n{{"batchWatermarkMs":0}}\n{{"{EVIL.partition(chr(10))[0]}":0}}'
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("verify", "{root}", "--checkpoint", "{checkpoint}"),
@@ -32,20 +34,20 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 
 
 def is_printable(text: str) -> bool:
-    """Tell whether a terminal shows a text and does nothing else, and nobody has forged a line of it."""
+    """Return whether a text has only printable characters and no forged line."""
     return "".join(text.split("\n")).isprintable() and "\nstate: forged" not in text
 
 
-def said_by(command: Sequence[str], world: World, checkpoint: Path) -> tuple[int, str]:
-    """Run a command on a world's root; return what it ended with, and what it printed."""
-    given = [word.format(root=world.home.root, checkpoint=checkpoint) for word in command]
-    done = CliRunner().invoke(main, given)
+def run_on(command: Sequence[str], world: World, checkpoint: Path) -> tuple[int, str]:
+    """Run a command on a world's root. Return its exit code and its output."""
+    arguments = [word.format(root=world.home.root, checkpoint=checkpoint) for word in command]
+    done = CliRunner().invoke(main, arguments)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.output
 
 
 def with_evil(record: Record) -> Record:
-    """Return a record with texts that a terminal obeys, wherever it may hold any."""
+    """Return a record with control characters in every text that it may have."""
     return replace(
         record,
         offsets=OFFSETS,
@@ -63,14 +65,14 @@ def newest(world: World) -> Record:
 
 
 def rewrite(world: World, record: Record) -> None:
-    """Put a record in the place of the one with its number, as who may write below the root could."""
+    """Replace a stored record, as anyone who may write below the root can do."""
     assert isinstance(world.memory, MemoryStore)
-    world.memory._objects.by_name[paths.record_name(record.sequence)] = encode(record)  # private: it is there already
+    world.memory._objects.by_name[paths.record_name(record.sequence)] = encode(record)  # private: the name is taken
 
 
 @pytest.fixture
 def filled(world: World, tmp_path: Path) -> World:
-    """A query with some batches, and a checkpoint beside it."""
+    """Return a query with some batches and a checkpoint."""
     for version in range(3):
         world.batch(version, one(version))
     for folder in ("offsets", "commits"):
@@ -82,25 +84,25 @@ def filled(world: World, tmp_path: Path) -> World:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_gives_a_terminal_what_it_obeys(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
-    """Members, hosts, racks, tags, schemas and offsets in the newest record are what somebody has written there."""
+    """Commands escape control characters in members, hosts, racks, tags, schemas and offsets of the newest record."""
     record = newest(filled)
     (tmp_path / "metadata").write_text(json.dumps({"id": record.query_id}))
     rewrite(filled, with_evil(record))
-    told = [said_by(command, filled, tmp_path)]
+    results = [run_on(command, filled, tmp_path)]
     rewrite(filled, with_evil(replace(record, query_id=EVIL)))
-    told.append(said_by(command, filled, tmp_path))
+    results.append(run_on(command, filled, tmp_path))
     rewrite(filled, record)
     encrypt(filled, EVIL.encode("ascii", "ignore"))
-    told.append(said_by(command, filled, tmp_path))
-    assert [said for _, said in told if not is_printable(said)] == []
+    results.append(run_on(command, filled, tmp_path))
+    assert [output for _, output in results if not is_printable(output)] == []
     if command[0] == "keys":
-        assert r"x\u001b[2J" in told[-1][1], "it tells whose parts there are"
+        assert r"x\u001b[2J" in results[-1][1], "the output names the key id of the parts"
 
 
 def encrypt(world: World, key: bytes) -> None:
-    """Put headers of parts that are encrypted, with the id of a key, in the place of parts."""
+    """Replace the start of parts by headers of encrypted parts with this key id."""
     assert isinstance(world.memory, MemoryStore)
-    by_name = world.memory._objects.by_name  # private: it is there already
+    by_name = world.memory._objects.by_name  # private: the names are taken
     for name in world.memory.list("delta/"):
         header = ENCRYPTED[-1] + bytes([len(key)]) + key
         by_name[name] = header + by_name[name][len(header) :]
@@ -108,43 +110,43 @@ def encrypt(world: World, key: bytes) -> None:
 
 @pytest.mark.parametrize("command", [("verify", "{root}"), ("plan", "{root}")])
 def test_json_stays_json_and_loses_nothing(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
-    """Whoever reads it gets the very characters."""
+    """JSON output contains the exact characters in escaped form."""
     assert isinstance(filled.memory, MemoryStore)
-    filled.memory._objects.by_name[EVIL] = b""  # private: no store of ours takes such a name
+    filled.memory._objects.by_name[EVIL] = b""  # private: no store accepts such a name
     record = newest(filled)
     rewrite(filled, replace(record, members=(RecordedMember(EVIL, EVIL, "host", 2), *record.members)))
-    code, said = said_by((*command, "--json"), filled, tmp_path)
-    assert code in {0, 1}, said
-    assert said.rstrip("\n").isprintable()
-    texts = [each for each in strings(json.loads(said)) if "forged" in each]
+    code, output = run_on((*command, "--json"), filled, tmp_path)
+    assert code in {0, 1}, output
+    assert output.rstrip("\n").isprintable()
+    texts = [each for each in strings(json.loads(output)) if "forged" in each]
     assert texts
     assert all(EVIL in each for each in texts)
 
 
-def strings(said: object) -> Iterator[str]:
-    """Yield all texts in what JSON says."""
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, dict):
-        for name, value in said.items():
+def strings(json_value: object) -> Iterator[str]:
+    """Yield all texts in a JSON value."""
+    if isinstance(json_value, str):
+        yield json_value
+    elif isinstance(json_value, dict):
+        for name, value in json_value.items():
             yield name
             yield from strings(value)
-    elif isinstance(said, list):
-        for value in said:
+    elif isinstance(json_value, list):
+        for value in json_value:
             yield from strings(value)
 
 
 def test_an_error_is_printable_and_keeps_the_lines_of_its_problem() -> None:
-    """A traceback of a user's function has lines; a place and a remedy have none."""
+    """An error's text is printable and keeps line breaks only in the problem, such as those of a traceback."""
     error = UserFunctionError(f"it raised\n\t{EVIL}", remedy=EVIL, where=EVIL)
     assert str(error).count("\n") == 3, str(error)
     assert str(error).startswith("it raised\n\tx\\u001b[2J\\u0007\\r\\u202e\\u2028\\u009b2J\\ud800\nstate")
     assert "".join(str(error).split("\n\t")).replace("\n", "").isprintable()
-    assert (error.remedy, error.where) == (EVIL, EVIL), "whoever handles it gets what it was"
+    assert (error.remedy, error.where) == (EVIL, EVIL), "a handler gets the original texts"
 
 
 def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> None:
-    """It would stand in errors, lines of a log and delivery ids."""
+    """A record with control characters in an id is refused, because errors, logs and delivery ids contain ids."""
     record = newest(filled)
     for field in ("query_id", "commit_id", "log_id", "previous", "dispatch"):
         with pytest.raises(CorruptStateError, match=field):
@@ -152,7 +154,7 @@ def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> No
 
 
 def test_the_log_of_the_package_is_printable(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is logged, with what was raised."""
+    """Log messages of the package are printable, including their exceptions."""
     logger = logging.getLogger("riffle_spark")
     logger.warning("it says %s\na line", EVIL, exc_info=ValueError(EVIL))
     assert "\na line\n" in caplog.text
@@ -160,4 +162,4 @@ def test_the_log_of_the_package_is_printable(caplog: pytest.LogCaptureFixture) -
     assert "".join(caplog.text.split("\n")).isprintable(), ascii(caplog.text)
     caplog.clear()
     logger.warning("%s is %d", "it", 7)
-    assert caplog.records[0].args == ("it", 7), "what is printable is left alone"
+    assert caplog.records[0].args == ("it", 7), "printable messages keep their arguments"

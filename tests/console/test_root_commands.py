@@ -1,4 +1,4 @@
-"""The commands that show a query by its root alone: status, log, stores, where."""
+"""The commands that show a query from its root: status, log, stores, where and ls."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
-    """A query over two executors with a standby each, whose newest full record lists its members."""
+    """Return a query over two executors with a standby each, whose newest full record lists its members."""
     return stored_query(tmp_path / "local")
 
 
 @pytest.fixture
 def running_query(tmp_path: Path) -> Elastic:
-    """Such a query, which can run further batches."""
+    """Return a query over two executors with a standby each, which can run further batches."""
     return query_with_standbys(tmp_path / "local")
 
 
 def test_without_a_status_the_log_shows_the_members(query: Elastic) -> None:
-    """A root of an earlier version, or with `status_interval = 0`: members and owners are those of the log."""
+    """Without a status, members and owners are those of the log."""
     shown = read_json("status", query.home.root)
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
@@ -63,7 +63,7 @@ def test_without_a_status_the_log_shows_the_members(query: Elastic) -> None:
 
 
 def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> None:
-    """What only the driver knows is read from its status."""
+    """`riffle status` shows lag, rates, moves and warnings with their units from the driver's status."""
     now_ms = read_status(query.home.root).now_ms
     batches = tuple(BatchSummary(n, now_ms - 60_000 + n * 30_000, 600, {"total": 0.5}) for n in range(3))
     moves = (MoveSummary(60_000, 2, 4, "query", "owner", "m1", "m2", "member joined"),)
@@ -86,7 +86,7 @@ def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> N
 
 
 def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) -> None:
-    """``--html`` writes a page with the numbers of ``--json``, and shows nothing."""
+    """`--html` writes a page with the numbers of `--json`, and prints nothing."""
     file = tmp_path / "status.html"
     assert run_command("status", query.home.root, "--html", file).exit_code == 1
     assert not file.exists()
@@ -120,7 +120,7 @@ def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) 
 def test_a_probe_fails_if_records_wait_or_the_driver_is_silent(
     query: Elastic, state: Any, age: int, lag: int, commit_age: int, health: str, failure: str | None
 ) -> None:
-    """`--max-age 5m` as a liveness probe: an idle query is alive, one with unread records and no commit is not."""
+    """`--max-age` fails for unread records without a commit and for a silent driver, but not for an idle query."""
     read = read_status(query.home.root)
     facts = DriverFacts(read.now_ms - age * 1000, "q", source=(PartitionLag("orders", 0, lag, None),))
     record = replace(read.record, written_ms=read.now_ms - commit_age * 1000)
@@ -148,7 +148,7 @@ def test_a_probe_fails_if_records_wait_or_the_driver_is_silent(
 def test_the_health_names_what_is_wrong(
     query: Elastic, state: Any, facts_age: int, commit_age: int, health: str, problem: str | None
 ) -> None:
-    """A late status, and one of a clock that is ahead, are not healthy. Small differences of clocks are allowed."""
+    """A late status and a status from a clock that is ahead are unhealthy, and small clock differences are allowed."""
     read = read_status(query.home.root)
     time_ms = read.now_ms - facts_age * 1000
     failure = FailureFacts("ConflictError", "RIFFLE-0201", time_ms) if state == "failed" else None
@@ -164,7 +164,7 @@ def test_the_health_names_what_is_wrong(
 
 @pytest.mark.parametrize(("batch_seconds", "health"), [(0.0, "ok"), (400.0, "behind")])
 def test_a_batch_that_runs_for_long_is_not_healthy(query: Elastic, batch_seconds: float, health: str) -> None:
-    """Also if no records are known to be unread. Without a batch, an old commit is that of an idle query."""
+    """A long batch is unhealthy even without known unread records, and an idle query with an old commit is healthy."""
     read = read_status(query.home.root)
     facts = DriverFacts(read.now_ms, "q", batch_seconds=batch_seconds)
     record = replace(read.record, kind="batch", written_ms=read.now_ms - 400_000)
@@ -174,7 +174,7 @@ def test_a_batch_that_runs_for_long_is_not_healthy(query: Elastic, batch_seconds
 
 
 def test_the_status_shows_the_failure_of_a_query_in_text_json_and_page(query: Elastic, tmp_path: Path) -> None:
-    """Class, id and time of the error are everywhere, and the probe fails."""
+    """The class, id and time of a query's failure are in text, JSON and page, and the probe fails."""
     now_ms = read_status(query.home.root).now_ms
     write_status(query, state="failed", failure=FailureFacts("UserFunctionError", "RIFFLE-0500", now_ms))
     text = run_command("status", query.home.root).output
@@ -189,7 +189,7 @@ def test_the_status_shows_the_failure_of_a_query_in_text_json_and_page(query: El
 
 
 def test_a_damaged_status_is_an_error_and_not_a_traceback(query: Elastic) -> None:
-    """Seconds of a batch without a total."""
+    """A status without the total seconds of a batch is reported as damaged."""
     write_status(query, batches=(BatchSummary(1, 1, 1, {"total": 0.5, "run": 0.4}),))
     data = query.memory.get(paths.STATUS)
     assert data is not None
@@ -201,7 +201,7 @@ def test_a_damaged_status_is_an_error_and_not_a_traceback(query: Elastic) -> Non
 
 
 def test_the_probe_is_an_exit_code(query: Elastic) -> None:
-    """0 for a query that is alive, 1 otherwise, 2 for a wrong duration."""
+    """`--max-age` exits with 0 for a live query, 1 otherwise, and 2 for a wrong duration."""
     for options in ((), ("--json",)):
         assert run_command("status", query.home.root, "--max-age", "5m", *options).exit_code == 1
     write_status(query)
@@ -210,7 +210,7 @@ def test_the_probe_is_an_exit_code(query: Elastic) -> None:
 
 
 def test_the_log_lists_records_with_what_a_rollback_may_go_to(query: Elastic) -> None:
-    """Each retained batch is a target, each record before the promise is none."""
+    """`riffle log` shows a rollback target for each retained batch and record, and none before the promise."""
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
     records = read_json("log", query.home.root, "--limit", 100)["records"]
@@ -227,7 +227,7 @@ def test_the_log_lists_records_with_what_a_rollback_may_go_to(query: Elastic) ->
 
 
 def test_the_log_shows_which_key_groups_moved(running_query: Elastic) -> None:
-    """A lost executor: its key-groups have another owner in the next record."""
+    """`riffle log` shows the new owners of a lost executor's key-groups."""
     running_query.cluster.lose("2")
     running_query.feed(3)
     records = read_json("log", running_query.home.root, "--limit", 4)["records"]
@@ -239,7 +239,7 @@ def test_the_log_shows_which_key_groups_moved(running_query: Elastic) -> None:
 
 
 def test_stores_have_their_columns_and_sizes(query: Elastic) -> None:
-    """Bytes and parts are those of the manifest; the largest key-groups come first."""
+    """`riffle stores` shows sizes from the manifest and the largest key-groups first."""
     (store,) = read_json("stores", query.home.root)["stores"]
     log = Log(query.memory, query.home.root)
     log.open()
@@ -255,7 +255,7 @@ def test_stores_have_their_columns_and_sizes(query: Elastic) -> None:
 
 
 def test_where_names_the_owner_that_the_log_has(query: Elastic) -> None:
-    """Every key of the query is where the driver routes it."""
+    """`riffle where` names the key-group, the owner and the standbys of each key as in the log."""
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
     for key_group, keys in enumerate(query.keys):
@@ -267,7 +267,7 @@ def test_where_names_the_owner_that_the_log_has(query: Elastic) -> None:
 
 
 def test_a_root_without_a_log_is_refused_by_every_command(tmp_path: Path) -> None:
-    """Exit code 1 and the remedy."""
+    """Every command exits with 1 for a root without a log, and says so."""
     for command in (("status",), ("log",), ("stores",), ("where", "k")):
         done = run_command(command[0], f"file://{tmp_path}/none", *command[1:])
         assert done.exit_code == 1, done.output
@@ -275,7 +275,9 @@ def test_a_root_without_a_log_is_refused_by_every_command(tmp_path: Path) -> Non
 
 
 def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
-    """Roots in folders, roots of wrapped queries, and one that is damaged; no folder below a root is looked at."""
+    """`riffle ls` lists roots in folders, roots of wrapped queries and a damaged root, and searches no folder below a
+    root.
+    """
     prefix = tmp_path / "team"
     source = Log(open_store(f"file://{prefix}/orders/counts"), "r")
     source.open()
@@ -330,7 +332,7 @@ def _root_with_key(url: str, *names: str) -> None:
 def test_where_hashes_typed_and_composite_keys_as_the_query_does(
     tmp_path: Path, names: list[str], key: str, values: list[object]
 ) -> None:
-    """The key-group is that of the columns with their stored types."""
+    """`riffle where` hashes a key with the stored types of its columns."""
     root = f"file://{tmp_path}/state"
     _root_with_key(root, *names)
     columns = [pa.array([value], type=KEYS.field(name).type) for name, value in zip(names, values, strict=True)]
@@ -343,7 +345,7 @@ def test_where_hashes_typed_and_composite_keys_as_the_query_does(
     ("names", "key"), [(["id"], "many"), (["id"], "1.5"), (["id", "name"], "7"), (["id", "name"], '{"id": 7}')]
 )
 def test_where_refuses_a_key_that_does_not_fit_with_the_columns(tmp_path: Path, names: list[str], key: str) -> None:
-    """The error names the columns and their types."""
+    """The error for a key that does not fit names the columns and their types."""
     root = f"file://{tmp_path}/state"
     _root_with_key(root, *names)
     done = run_command("where", root, key)
@@ -353,7 +355,7 @@ def test_where_refuses_a_key_that_does_not_fit_with_the_columns(tmp_path: Path, 
 
 
 def test_where_takes_a_partition_if_the_query_dispatches_by_partition(tmp_path: Path) -> None:
-    """The partition of the source decides the owner."""
+    """With partition dispatch `riffle where` takes a topic and a partition instead of a key."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)
     log.open()
@@ -367,7 +369,7 @@ def test_where_takes_a_partition_if_the_query_dispatches_by_partition(tmp_path: 
 
 
 def test_where_asks_for_the_store_if_the_keys_differ(tmp_path: Path) -> None:
-    """Two stores with different keys: the store must be named, and be known."""
+    """`riffle where` requires --store if stores have different keys, and refuses an unknown one."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)
     log.open()
@@ -381,7 +383,7 @@ def test_where_asks_for_the_store_if_the_keys_differ(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_the_commands_read_a_root_in_s3(object_server: ObjectServer) -> None:
-    """Status, log, where and ls on a real server."""
+    """Status, log, where and ls read a root on an S3 server."""
     root = object_server.new_root()
     objects = open_store(root, object_server.options)
     log = Log(objects, root)

@@ -1,4 +1,4 @@
-"""The commands simulate and capacity: a world in, a table, JSON lines and pictures out; figures or a root in."""
+"""`riffle simulate` plays a world and prints a table or JSON, and `riffle capacity` computes from figures or a root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORLD = {
 
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    """A small world's file."""
+    """Return the file of a small world."""
     path = tmp_path / "small.json"
     path.write_text(json.dumps(WORLD))
     return path
@@ -44,7 +44,7 @@ def test_a_table_has_a_line_for_each_policy_and_says_what_is_modelled(world: Pat
 
 
 def test_json_has_an_object_a_policy_and_history_if_asked_for(world: Path) -> None:
-    """Sums, and with --history each batch's figures; progress is not among them."""
+    """`--json` prints one object of sums per policy, and `--history` adds the figures of each batch."""
     done = _run("simulate", world, "--json", "--history", "--policy", "riffle", "--policy", "spark")
     ours, spark = (json.loads(line) for line in done.stdout.splitlines())
     assert (ours["policy"], spark["policy"]) == ("riffle", "spark")
@@ -57,23 +57,23 @@ def test_json_has_an_object_a_policy_and_history_if_asked_for(world: Path) -> No
 
 
 def test_each_warning_of_the_assignor_is_told_once(world: Path) -> None:
-    """Under the table and in JSON, with the policy that it was given under."""
+    """Each warning of the assignor is shown once, with its policy in the text."""
     world.write_text(json.dumps({**WORLD, "config": {"assignor": "os.path.join", "include": {"rack": "zz"}}}))
-    told = [line for line in _run("simulate", world, "--policy", "riffle").stdout.splitlines() if "warning" in line]
+    printed = [line for line in _run("simulate", world, "--policy", "riffle").stdout.splitlines() if "warning" in line]
     found = json.loads(_run("simulate", world, "--policy", "riffle", "--json").stdout)["warnings"]
-    assert told == [f"warning of riffle: {each}" for each in found]
+    assert printed == [f"warning of riffle: {each}" for each in found]
     assert len(set(found)) == len(found) > 1
 
 
 def test_what_would_fail_after_the_play_or_have_no_effect_is_refused_before(world: Path) -> None:
-    """History without JSON, and unknown policies of a file."""
+    """`--history` without `--json` and an unknown policy of a file are refused before the world is played."""
     assert "--history requires --json" in _run("simulate", world, "--history").output
     world.write_text(json.dumps({**WORLD, "policies": ["rifle"]}))
     assert "Correct it in the field policies" in _run("simulate", world, "--policy", "riffle").output
 
 
 def test_another_seed_is_another_world(tmp_path: Path) -> None:
-    """--seed replaces the file's: sizes that are spread by chance differ, and so do bytes."""
+    """`--seed` replaces the file's seed and so changes random sizes."""
     spread = {**WORLD, "tasks": [{**WORLD["tasks"][0], "spread": 0.5}]}  # type: ignore[index]
     (tmp_path / "spread.json").write_text(json.dumps(spread))
     done = [
@@ -85,7 +85,7 @@ def test_another_seed_is_another_world(tmp_path: Path) -> None:
 
 
 def test_unknown_policies_and_worlds_are_refused_with_the_nearest(world: Path) -> None:
-    """A sentence with the remedy, not a traceback."""
+    """An unknown policy or world is refused with the most similar name, and a damaged file with a remedy."""
     assert "Did you mean 'riffle'" in _run("simulate", world, "--policy", "rifle").output
     assert "Did you mean 'zone_outage'" in _run("simulate", "zone-outage").output
     (world.parent / "torn.json").write_text("{")
@@ -93,17 +93,17 @@ def test_unknown_policies_and_worlds_are_refused_with_the_nearest(world: Path) -
 
 
 def test_the_help_and_the_page_name_every_world_that_is_shipped() -> None:
-    """Nobody has to look into the package for them."""
-    told, page = _run("simulate", "--help").output, (CHECKOUT / "docs" / "simulator.md").read_text()
-    assert [name for name in SHIPPED if name not in told or f"`{name}`" not in page] == []
+    """The help and the documentation name every world that the package contains."""
+    shown, page = _run("simulate", "--help").output, (CHECKOUT / "docs" / "simulator.md").read_text()
+    assert [name for name in SHIPPED if name not in shown or f"`{name}`" not in page] == []
 
 
 def test_capacity_is_worked_out_from_figures() -> None:
-    """Text for people, JSON for programs, and a warning where key-groups are too few for the workers."""
-    asked = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
-    found = json.loads(_run(*asked, "--json").stdout)
+    """`riffle capacity` prints text or JSON, and warns if there are too few key-groups for the workers."""
+    arguments = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
+    found = json.loads(_run(*arguments, "--json").stdout)
     assert (found["total_workers"], found["num_boxes"]) == (112, 28)
-    text = _run(*asked).output
+    text = _run(*arguments).output
     assert "total_workers" in text
     assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
@@ -112,7 +112,7 @@ def test_capacity_is_worked_out_from_figures() -> None:
 
 
 def test_a_file_of_settings_that_is_named_has_to_be_there(tmp_path: Path) -> None:
-    """Only the one beside the apps, which is read where nothing is said, may be missing."""
-    asked = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1, "--state-bytes", 1)
-    assert "does not exist" in _run(*asked, "--conf-file", tmp_path / "nope.toml").output
-    assert _run(*asked).exit_code == 0
+    """A settings file that is named must exist, and the default one may be missing."""
+    arguments = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1, "--state-bytes", 1)
+    assert "does not exist" in _run(*arguments, "--conf-file", tmp_path / "nope.toml").output
+    assert _run(*arguments).exit_code == 0

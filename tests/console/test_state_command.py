@@ -21,7 +21,7 @@ from tests.testing.test_harness_processors import baskets, took
 
 
 def run(*arguments: object, code: int = 0) -> Any:
-    """Run a command and return its JSON, or its text if it fails."""
+    """Run a command. Return its JSON, or its text if ``code`` is not 0."""
     result = CliRunner().invoke(main, ["state", *map(str, arguments), *([] if code else ["--json"])])
     assert result.exit_code == code, result.output
     return result.output if code else json.loads(result.output)
@@ -29,7 +29,7 @@ def run(*arguments: object, code: int = 0) -> Any:
 
 @pytest.fixture
 def query(tmp_path: Path) -> World:
-    """A query of three batches: a key changes, one comes and one is forgotten."""
+    """Return a query of three batches: one key changes, one is added and one is deleted."""
     world = World(tmp_path, operators=two_stores(), executors=["1"], retained_versions=10)
     world.batch(0, rows_of(("a", 1, 1), ("b", 2, 2)))
     world.batch(1, rows_of(("a", 3, 3), ("c", 4, 4)))
@@ -38,7 +38,7 @@ def query(tmp_path: Path) -> World:
 
 
 def test_a_key_is_shown_at_the_newest_and_at_an_older_batch(query: World) -> None:
-    """With its key-group, the batch of its last change, and as text."""
+    """`show` prints a key at the newest or an older batch, with the batch of its last change, as JSON or text."""
     root = query.home.root
     (row,) = run("show", root, "a", "--store", "totals")["rows"]
     assert (row["count"], row["total"], row["version"]) == (2, 4, 1)
@@ -53,21 +53,21 @@ def test_a_key_is_shown_at_the_newest_and_at_an_older_batch(query: World) -> Non
 
 @pytest.mark.parametrize("time", ["1s", "1m", "15 min", "2026-11-26T14:00Z", " 2026-11-26T15:00:00+01:00 "])
 def test_a_state_is_shown_as_of_a_time_or_a_duration_before_now(query: World, time: str) -> None:
-    """`--time` accepts what `riffle rollback --to-time` and `riffle log --since` accept."""
+    """`--time` accepts the same times as `riffle rollback --to-time` and `riffle log --since`."""
     (row,) = run("show", query.home.root, "a", "--store", "totals", "--time", time)["rows"]
     assert (row["count"], row["version"]) == (2, 1)
 
 
 @pytest.mark.parametrize("time", ["2026-11-26T14:00:00", "15 x", "yesterday", ""])
 def test_a_time_without_a_zone_is_a_wrong_call(query: World, time: str) -> None:
-    """The remedy names both forms."""
+    """A time without a zone is a usage error, and the remedy names both forms of times."""
     text = run("show", query.home.root, "a", "--store", "totals", "--time", time, code=2)
     assert "ISO time with its zone" in text
     assert "such as 15m" in text
 
 
 def test_changes_between_two_batches_are_shown(query: World) -> None:
-    """Of all keys and of one; as text with old and new values."""
+    """`diff` shows the changes of all keys or one key between two batches, as text with old and new values."""
     root = query.home.root
     changes = run("diff", root, "--from", 0, "--store", "tails")["changes"]
     assert {(c["change"], (c["after"] or c["before"])["k"]) for c in changes} == {
@@ -82,7 +82,7 @@ def test_changes_between_two_batches_are_shown(query: World) -> None:
 
 
 def test_all_states_of_a_key_are_shown(query: World) -> None:
-    """Newest first, with the batch of each."""
+    """`history` shows all states of a key, newest first, each with the batch in which it began."""
     states = run("history", query.home.root, "b", "--store", "tails")["states"]
     assert [(s["version"], [row["last"] for row in s["rows"]]) for s in states] == [(2, []), (0, [[2]]), (-1, [])]
     shown = CliRunner().invoke(main, ["state", "history", query.home.root, "b", "--store", "tails"]).output
@@ -101,7 +101,7 @@ def test_all_states_of_a_key_are_shown(query: World) -> None:
     ],
 )
 def test_composite_binary_and_null_keys_are_json(key: dict[str, Any], text: str) -> None:
-    """As a list and as an object."""
+    """Composite keys are JSON lists or objects, with bytes as base64."""
     operator = Stateful("pairs", ("a", "b"), aggregate(n=count()))
     with Harness(operator, pa.schema([("a", pa.int32()), ("b", pa.binary())])) as harness:
         harness.feed([{"a": 1, "b": b"\0\1"}, {"a": None, "b": b""}, {"a": 2, "b": None}])
@@ -113,7 +113,7 @@ def test_composite_binary_and_null_keys_are_json(key: dict[str, Any], text: str)
 
 @pytest.mark.parametrize(("value", "text"), [("null", "null"), (None, "[null]"), ("[1]", '["[1]"]'), ("a b", "a b")])
 def test_a_key_of_one_text_column_is_the_text_itself(value: str | None, text: str) -> None:
-    """Only lists and objects are JSON."""
+    """A key of one text column is the text itself, and only lists and objects are JSON."""
     with Harness(Stateful("t", "k", aggregate(n=sum_("v"))), "k string, v long") as harness:
         harness.feed([{"k": k, "v": n} for n, k in enumerate(["null", None, "[1]", "a b"])])
         (row,) = run("show", harness.root, text)["rows"]
@@ -121,7 +121,7 @@ def test_a_key_of_one_text_column_is_the_text_itself(value: str | None, text: st
 
 
 def test_dates_times_and_decimals_are_text(tmp_path: Path) -> None:
-    """As their columns show them."""
+    """Dates, times and decimals in keys are read in the form in which they are shown."""
     schema = pa.schema(
         [("d", pa.date32()), ("t", pa.timestamp("us", tz="UTC")), ("m", pa.decimal128(9, 2)), ("f", pa.float64())]
     )
@@ -138,7 +138,7 @@ def test_dates_times_and_decimals_are_text(tmp_path: Path) -> None:
 
 
 def test_variables_are_shown_element_by_element() -> None:
-    """A table of rows; without the name of a variable the names are listed."""
+    """A variable is shown with one row per element, and without --variable the error lists the variables."""
     with baskets() as harness:
         harness.feed(took("pen", "ink"))
         assert [row["what"] for row in run("show", harness.root, "ann", "--variable", "taken")["rows"]] == [
@@ -164,7 +164,7 @@ finally:
 
 
 def test_commands_on_state_do_not_import_pandas(tmp_path: Path) -> None:
-    """Reading and changing keys, also those of a Parquet file."""
+    """Commands that read or delete keys, also those of a Parquet file, do not import pandas."""
     root = f"file://{tmp_path}/state"
     query = World(tmp_path / "local", executors=["1"], root=root)
     query.batch(0, rows_of(("a", 1, 1), ("b", 2, 2)))
@@ -188,6 +188,6 @@ def test_commands_on_state_do_not_import_pandas(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_exclude_each_other_are_refused_with_a_remedy(words: tuple[str, ...], remedy: str) -> None:
-    """Before anything is read, one fact and one remedy."""
+    """Contradictory options are refused before the root is read, with a remedy."""
     text = run("delete", "memory://no-root", "--store", "totals", "--reason", "r", *words, code=2)
     assert f"What to do: {remedy}" in text or f"What to do: Give one key, or stop the query and {remedy}" in text

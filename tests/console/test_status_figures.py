@@ -1,4 +1,4 @@
-"""What the status, the page and the log say about rates, cost, members, operators' requests and a period."""
+"""Rates, costs, members, operator requests and periods in the status, the page and the log."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
-    """A query over two executors with a standby each, whose newest full record lists its members."""
+    """Return a query over two executors with a standby each, whose newest full record lists its members."""
     return query_with_standbys(tmp_path / "local")
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Elastic:
-    """Such a query of which tests only read the root."""
+    """Return a query over two executors with a standby each, of which tests only read the root."""
     return stored_query(tmp_path / "local")
 
 
 def test_rates_are_those_of_the_last_five_minutes() -> None:
-    """Not the average since the first batch: a query that stands still has a rate of 0."""
+    """Rates are those of the last five minutes, so that an idle query has a rate of 0."""
     batches = tuple(BatchSummary(n, n * 10_000, 600, {"total": n / 60}) for n in range(60))
     running = rates_of(Status(DriverFacts(590_000), batches=batches))
     assert (running.batches_per_minute, running.rows_per_second) == (6.0, 60.0)
@@ -54,12 +54,12 @@ def test_rates_are_those_of_the_last_five_minutes() -> None:
     assert (idle.batches_per_minute, idle.rows_per_second, idle.batch_seconds) == (0.0, 0.0, 59 / 60)
     young = rates_of(Status(DriverFacts(20_000), batches=batches[:3]))
     assert (young.batches_per_minute, young.rows_per_second) == (6.0, 60.0)
-    for now_ms in (0, 10_000):  # one batch has no rate
+    for now_ms in (0, 10_000):  # a single batch has no rate
         assert rates_of(Status(DriverFacts(now_ms), batches=batches[:1])) == Rates(batch_seconds=0.0)
 
 
 def test_requests_of_the_last_ten_minutes_have_a_price(stored: Elastic) -> None:
-    """The exporter measures them, ``status`` and ``stores`` show them per hour."""
+    """`status` and `stores` show the requests of the last ten minutes per hour with their price."""
     settings = Settings(status_interval=60)
     exporter = StatusExporter(stored.memory, lambda: settings, tuple, "1.2.3", lambda _: None)
     now_ms = read_status(stored.home.root).now_ms
@@ -83,7 +83,7 @@ def test_requests_of_the_last_ten_minutes_have_a_price(stored: Elastic) -> None:
 
 
 def test_a_root_on_files_has_no_price(tmp_path: Path) -> None:
-    """A folder costs nothing per request: the figures and the counter leave the price out."""
+    """A root on files has no price of requests in any output or counter."""
     world = World(tmp_path / "local", root=f"file://{tmp_path}/state")
     exporter = StatusExporter(world.memory, lambda: world.settings, tuple, "1.2.3", lambda _: None)
     for version in range(2):
@@ -102,7 +102,7 @@ def test_a_root_on_files_has_no_price(tmp_path: Path) -> None:
 
 
 def test_the_rows_of_a_store_are_exact_or_at_most_a_number(query: Elastic, tmp_path: Path) -> None:
-    """The records count them. Without a count the commands name an upper bound, which counts a key once per part."""
+    """The row count of a store is exact if the records have it, and otherwise an upper bound."""
     log = query.log()
     tail = log.tail
     assert tail is not None
@@ -119,7 +119,7 @@ def test_the_rows_of_a_store_are_exact_or_at_most_a_number(query: Elastic, tmp_p
 
 
 def _check_rows(query: Elastic, folder: Path, rows: int, *, is_exact: bool) -> None:
-    """Check what the commands and the page show as the rows of the only store."""
+    """Check the rows of the only store in the commands and the page."""
     write_status(query, stores=query.driver.facts().stores)
     shown = f"{rows}" if is_exact else f"at most {rows}"
     (store,) = read_json("stores", query.home.root)["stores"]
@@ -134,13 +134,13 @@ def _check_rows(query: Elastic, folder: Path, rows: int, *, is_exact: bool) -> N
 
 
 def test_stores_has_no_price_without_a_status(stored: Elastic) -> None:
-    """The log does not have the requests."""
+    """`stores` shows no requests without a status, because the log does not have them."""
     assert read_json("stores", stored.home.root)["requests_per_hour"] is None
     assert re.search(r"Requests +unknown", run_command("stores", stored.home.root).output)
 
 
 def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: Elastic, tmp_path: Path) -> None:
-    """The driver's facts, the metrics, the text, the JSON and the page have the same numbers."""
+    """The driver's facts, the metrics, the text, the JSON and the page agree on members and operator requests."""
     query.driver.operations.pin(4, query.member("1"))
     query.driver.operations.reconfigure(query.settings, {"local_disk_limit": 0.7})
     query.settle()
@@ -184,7 +184,7 @@ def _check_state_of_members(query: Elastic, facts: DriverFacts) -> None:
 
 
 def test_the_state_of_members_is_measured_once_in_30_seconds(query: Elastic) -> None:
-    """Whatever the batches change in between: reading all entries is not in proportion to it."""
+    """The state of members is measured at most once in 30 seconds, because it reads all entries."""
     query.clock.advance(30)
     before = query.driver.facts()
     _check_state_of_members(query, before)
@@ -198,7 +198,7 @@ def test_the_state_of_members_is_measured_once_in_30_seconds(query: Elastic) -> 
 
 
 def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(stored: Elastic) -> None:
-    """Ten of them, by records, and those with as many by time."""
+    """The text lists the ten partitions with the largest lag in records, and among equal ones in time."""
     source = tuple(PartitionLag("orders", number, number * 10, None) for number in range(12))
     write_status(stored, source=(*source, PartitionLag("late", 0, 110, 5.0), PartitionLag("late", 1, 110, 9.0)))
     lines = (
@@ -210,7 +210,7 @@ def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(stored: El
 
 
 def test_the_log_of_a_period_has_its_records_moves_and_warnings(query: Elastic) -> None:
-    """One command says what happened at a time. Both ends are included."""
+    """`riffle log` of a period shows its records, moves and warnings, including both ends."""
     query.clock.advance(600)
     query.cluster.lose("2")
     query.clock.advance(1_000)
@@ -239,7 +239,7 @@ def _iso(time_ms: int) -> str:
 
 
 def test_the_last_moves_and_warnings_are_shown(stored: Elastic) -> None:
-    """Not the first ones that the status has."""
+    """The text shows the last moves and warnings of the status."""
     moves = tuple(MoveSummary(n, n, n, "query", "owner", "a", "b", f"reason {n}.") for n in range(12))
     warnings = tuple(WarningSummary(n, "RIFFLE-0801", f"Warning {n}.") for n in range(7))
     write_status(stored, moves=moves, warnings=warnings, slot_limit=1)
@@ -253,7 +253,7 @@ def test_the_last_moves_and_warnings_are_shown(stored: Elastic) -> None:
 
 @pytest.mark.parametrize(("watermark_ms", "shown"), [(None, "none"), (0, "none"), (1, "1970-01-01 00:00:00 UTC")])
 def test_a_watermark_of_0_is_none(watermark_ms: int | None, shown: str, tmp_path: Path) -> None:
-    """Spark has it for a query without a watermark. It is not 56 years behind."""
+    """A watermark of 0 is shown as none, because Spark reports 0 for a query without a watermark."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)
     log.open()

@@ -1,4 +1,4 @@
-"""The commands that steer a running query: what they put into the mailbox, print, and exit with."""
+"""Commands that send requests to a running query: the mailbox, the output and the exit codes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.kit.simulated.world import World, one
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """The root of the query, without a log."""
+    """Return the root of the query."""
     return f"file://{tmp_path}/root"
 
 
 @pytest.fixture
 def query(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A query that reads requests, whose clock is this machine's, after a batch."""
+    """Return a query after a batch that reads requests and whose clock replaces the machine's."""
     monkeypatch.setattr(steering, "_LOOK_SECONDS", 0.01)  # private: shortens the wait
     world = World(tmp_path / "local", root=root, control="on", status_interval=3_600)
     world.batch(0, one(1))
@@ -43,7 +43,7 @@ def run(*arguments: str) -> Result:
 
 
 def status_exporter(query: World) -> StatusExporter:
-    """Return the exporter of a query's status, after the status of its first batch."""
+    """Return the exporter of a query's status after it has written the first one."""
     moves = query.driver.ownership.moves.recent
     exporter = StatusExporter(query.memory, lambda: query.driver.settings, moves, "test", lambda _: None)
     exporter.export(None, query.driver.facts(), ())
@@ -52,7 +52,7 @@ def status_exporter(query: World) -> StatusExporter:
 
 @contextmanager
 def resting(query: World, exporter: StatusExporter | None = None) -> Iterator[None]:
-    """Let the idle driver look for requests again and again, beside the block, and write its status."""
+    """Let the idle driver read requests and write its status repeatedly while the block runs."""
     ended = threading.Event()
 
     def look() -> None:
@@ -71,7 +71,7 @@ def resting(query: World, exporter: StatusExporter | None = None) -> Iterator[No
 
 
 def test_a_drain_is_answered(query: World, root: str) -> None:
-    """The answer is printed, and the list of requests shows it with who made it."""
+    """`riffle drain --wait` prints the answer, and `riffle requests` lists the request with its author."""
     with resting(query):
         result = run("drain", root, "1", "--wait")
     assert (result.exit_code, "applied" in result.output) == (0, True)
@@ -86,14 +86,14 @@ def test_a_drain_is_answered(query: World, root: str) -> None:
 
 
 def test_without_requests_the_list_says_so(query: World, root: str) -> None:
-    """A table without rows would look like a failure."""
+    """`riffle requests` without requests says so instead of printing an empty table."""
     assert run("requests", root).output.startswith("No requests.")
     assert json.loads(run("requests", root, "--json").output) == {"requests": []}
 
 
 def test_a_drain_is_awaited_until_the_member_is_empty(query: World, root: str) -> None:
-    """The status shows within a second what the member still has, not a minute later. Progress goes to stderr if the
-    output is JSON.
+    """`--until-empty` waits until the member has no copies, which the status shows within a second. With --json
+    progress goes to stderr.
     """
     before = query.driver.facts()
     owned = next(member.owned for member in before.members if member.executor == "1")
@@ -103,18 +103,18 @@ def test_a_drain_is_awaited_until_the_member_is_empty(query: World, root: str) -
     assert (result.exit_code, answer["is_empty"], answer["owned"], answer["state"]) == (0, True, 0, "applied"), result
     assert owned > 0
     assert "has no copy that is needed" in result.stderr
-    assert query.driver.facts().time_ms - before.time_ms < 60_000, "the status of the next minute was not needed"
+    assert query.driver.facts().time_ms - before.time_ms < 60_000, "the command waited for the next regular status"
     drained = next(member for member in query.driver.facts().members if member.executor == "1")
     assert (drained.state, drained.owned, drained.standbys, drained.warmups) == ("drained", 0, 0, 0)
 
 
 def test_a_drain_that_takes_longer_is_not_empty_in_time(query: World, root: str) -> None:
-    """Key-groups stay until their state is elsewhere. The command says what is left, and the drain continues."""
+    """A drain that is not finished in time exits with 4, says what the member still has, and continues."""
     with resting(query):
         refused = run("drain", root, "7", "--until-empty")
         unwritten = run("drain", root, "1", "--until-empty", "--timeout", "0.2", "--json")
     assert (refused.exit_code, "RIFFLE-0756" in refused.output) == (1, True)
-    assert (unwritten.exit_code, json.loads(unwritten.stdout)["is_empty"]) == (0, True), "the log shows it"
+    assert (unwritten.exit_code, json.loads(unwritten.stdout)["is_empty"]) == (0, True), "the log shows an empty member"
     exporter = status_exporter(query)
     facts = query.driver.facts()
     full = [replace(each, owned=2, standbys=1, warmups=0) if each.executor == "1" else each for each in facts.members]
@@ -125,7 +125,7 @@ def test_a_drain_that_takes_longer_is_not_empty_in_time(query: World, root: str)
 
 
 def test_a_drain_that_another_operator_ends_is_not_awaited(query: World, root: str) -> None:
-    """Otherwise the command would wait for its time-out."""
+    """A command that waits for a drain stops waiting if another operator ends the drain."""
     exporter = status_exporter(query)
     run("drain", root, "1")
     run("undrain", root, "1")
@@ -141,7 +141,7 @@ def test_a_drain_that_another_operator_ends_is_not_awaited(query: World, root: s
 
 
 def test_a_stopped_or_silent_query_is_a_warning_at_once(query: World, root: str) -> None:
-    """The command does not wait for an answer. The request stays, and a driver that starts in time applies it."""
+    """If the query is stopped or silent, the command warns at once, and the request stays for a driver that starts."""
     exporter = status_exporter(query)
     query.clock.advance(20_000)
     silent = run("pause", root, "--wait", "10 min")
@@ -160,7 +160,7 @@ def test_a_stopped_or_silent_query_is_a_warning_at_once(query: World, root: str)
 
 
 def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) -> None:
-    """So a script notices it."""
+    """A refused request makes the command exit with 1 and print the error's id."""
     with resting(query):
         result = run("pin", root, "99", "1", "--wait", "10 s", "--json")
     answer = json.loads(result.output)
@@ -168,7 +168,9 @@ def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) ->
 
 
 def test_without_an_answer_the_exit_code_is_4(query: World, root: str) -> None:
-    """The request stays in the mailbox. Without --wait that is no failure."""
+    """The command exits with 4 if its request gets no answer in time, and the request stays; without --wait it exits
+    with 0.
+    """
     assert run("drain", root, "1", "--wait", "0.05").exit_code == 4
     waiting = run("rebalance", root)
     assert (waiting.exit_code, "pending" in waiting.output) == (0, True)
@@ -190,7 +192,7 @@ def test_without_an_answer_the_exit_code_is_4(query: World, root: str) -> None:
 def test_each_command_makes_its_request(
     query: World, root: str, arguments: list[str], command: str, request_arguments: dict[str, object]
 ) -> None:
-    """With its arguments by name, and an expiry."""
+    """Each command sends its request with its arguments by name and an expiry."""
     assert run(*[root if text == "ROOT" else text for text in arguments], "--expires", "1 h").exit_code == 0
     (request,) = read_mailbox(query.memory)[0].requests
     assert (request.command, request.arguments) == (command, request_arguments)
@@ -202,13 +204,13 @@ def test_each_command_makes_its_request(
                   ["drain", "ROOT", "1", "--wait", "soon"]],
 )  # fmt: skip
 def test_wrong_arguments_are_usage_errors(query: World, root: str, arguments: list[str]) -> None:
-    """And nothing is requested."""
+    """Wrong arguments are usage errors and send no request."""
     assert run(*[root if text == "ROOT" else text for text in arguments]).exit_code == 2
     assert not query.memory.exists(MAILBOX)
 
 
 def test_a_query_that_does_not_read_requests_is_refused_at_once(tmp_path: Path, root: str) -> None:
-    """The driver would not answer it. A root without a log is refused, too."""
+    """A query that does not read requests, and a root without a log, are refused at once."""
     missing = run("drain", root, "1")
     assert (missing.exit_code, "RIFFLE-1357" in missing.output) == (1, True)
     World(tmp_path / "local", root=root).batch(0, one(1))
@@ -218,7 +220,7 @@ def test_a_query_that_does_not_read_requests_is_refused_at_once(tmp_path: Path, 
 
 
 def test_other_commands_and_housekeeping_leave_the_mailbox_alone(query: World, root: str) -> None:
-    """Verify finds nothing wrong with it, and a scan for orphans keeps it."""
+    """`riffle verify` accepts the mailbox, and a scan for orphans keeps it."""
     run("drain", root, "1")
     verified = run("verify", root, "--json")
     assert json.loads(verified.output)["is_whole"], verified.output
@@ -232,6 +234,6 @@ def test_other_commands_and_housekeeping_leave_the_mailbox_alone(query: World, r
 
 
 def test_every_steering_command_is_listed() -> None:
-    """In the help of riffle."""
+    """The help of riffle lists every steering command."""
     listed = {name for name, (module, _) in COMMANDS.items() if module == "steering"}
     assert listed == {"drain", "undrain", "pin", "unpin", "rebalance", "pause", "resume", "set", "requests"}

@@ -1,4 +1,4 @@
-"""A backup that is taken beside the running query, object by object, in the order that the page names."""
+"""A backup of a running query, copied object by object in the order that the documentation names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riffle_spark.offline.verify import verify
 from tests.kit.simulated.world import World, one, totals
 
 BEFORE, EVERY = 12, 8
-"""How many batches there were before, and after how many objects that were copied one more comes."""
+"""The number of batches before the backup, and of copied objects between two batches during the backup."""
 
 
 class Query:
@@ -28,7 +28,7 @@ class Query:
         self.version = 0
 
     def run(self, until: int) -> None:
-        """Run batches, as Spark notes them in its checkpoint."""
+        """Run batches up to ``until``, and write Spark's checkpoint files."""
         for version in range(self.version, until):
             (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
             (self.checkpoint / "commits").mkdir(exist_ok=True)
@@ -39,13 +39,13 @@ class Query:
         self.version = until
 
     def check(self) -> None:
-        """Compare the state with what plain Python has."""
+        """Compare the state with plain Python's."""
         seen = [[v for v in range(self.version) if v % 5 == key] for key in range(5)]
         assert self.world.state("totals") == {f"key-{n}": (len(of), sum(of)) for n, of in enumerate(seen)}
 
 
 def copied(query: Query, to: Path, *, log_first: bool) -> None:
-    """Copy the root in two goes while batches come, its log first or last, and then the checkpoint."""
+    """Copy the root while batches run, with its log first or last, and then the checkpoint."""
     number = 0
     for of_log in (log_first, not log_first):
         files = [
@@ -64,7 +64,7 @@ def copied(query: Query, to: Path, *, log_first: bool) -> None:
 
 @pytest.mark.parametrize("log_first", [True, False])
 def test_a_backup_is_whole_if_the_log_was_copied_first_and_the_checkpoint_last(tmp_path: Path, log_first: bool) -> None:
-    """What a record lists is there before it, so all of it comes after it."""
+    """A backup is complete if the log is copied before the objects, because a record lists only objects that exist."""
     query = Query(tmp_path / "first")
     query.run(BEFORE)
     backup = tmp_path / "backup"

@@ -1,4 +1,4 @@
-"""Commands while the query goes on, or the store is away: what an operator is told, and that nothing is harmed."""
+"""Commands that run beside a running query or with a failing store report what happened and damage nothing."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 @pytest.fixture
 def world(filled_world: tuple[World, Oracle]) -> World:
-    """The query."""
+    """Return the query."""
     return filled_world[0]
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
-    """A checkpoint of the query as it is at the end of its batches."""
+    """Return a checkpoint of the query after its batches."""
     return str(written_checkpoint(tmp_path / "checkpoint", BATCHES))
 
 
@@ -54,7 +54,7 @@ def commands(root: str, checkpoint: str, folder: Path) -> dict[str, Callable[[],
 
 
 def commands_store(monkeypatch: pytest.MonkeyPatch, world: World, fault: Fault, meanwhile: Any) -> FaultyStore:
-    """Return the store that commands get, and what comes between."""
+    """Return the store that commands use, with a fault during which ``meanwhile`` is called."""
     store = FaultyStore(world.memory, [fault], sleep=meanwhile)
     for module in (recovery, switch):
         monkeypatch.setattr(module, "open_store", lambda *_: store)
@@ -68,7 +68,9 @@ def test_a_command_beside_a_query_that_went_on_is_told_so(
     world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str,
     more: int,
 ) -> None:  # fmt: skip
-    """Also for so long that the number of its record is free again, as the query has swept its own."""
+    """A command that a running query overtakes is refused, also if the query has already swept the command's record
+    number.
+    """
     root, log = world.home.root, []
 
     def go_on(_: float) -> None:
@@ -82,7 +84,7 @@ def test_a_command_beside_a_query_that_went_on_is_told_so(
     commands_store(monkeypatch, world, Fault("slow", "put", paths.LOG), go_on)
     with pytest.raises((FencedError, ConflictError), match="RIFFLE-0508"):
         commands(root, checkpoint, tmp_path)[command]()
-    assert (next_record in log[0]) == (more == 1), "the number is free"
+    assert (next_record in log[0]) == (more == 1), "whether the query has swept the number of the command's record"
     assert world.memory.list(paths.LOG) == log[0]
     assert contents(root) == expected(oracle)
 
@@ -92,7 +94,9 @@ def test_a_command_beside_a_query_that_went_on_is_told_so(
 def test_what_a_query_sweeps_under_a_command_is_not_told_as_damage(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    """Nothing has to be restored from a backup. Where nobody went on it is damage, and told as that."""
+    """Objects that a running query deletes during a command are reported as a conflict, and as damage only if no query
+    ran.
+    """
     root = world.home.root
 
     def go_on(_: float) -> None:
@@ -115,7 +119,7 @@ def test_what_a_query_sweeps_under_a_command_is_not_told_as_damage(
 def test_a_command_whose_record_may_be_there_can_be_run_again(
     world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    """The store was away in mid-commit."""
+    """A command whose commit is unclear because the store failed can be run again."""
     root, before = world.home.root, tail_of(world.home.root).sequence
     next_record = paths.record_name(before + 1)
     store = commands_store(monkeypatch, world, Fault("answer_lost", "put", paths.LOG), print)
@@ -139,7 +143,7 @@ def test_a_command_whose_record_may_be_there_can_be_run_again(
 def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    """The record is in the log, though the store refused to say so; what it refused before that has changed nothing."""
+    """If rights expire after a command has written its record, the error says that the command took effect."""
     refused, run = [0], commands(world.home.root, checkpoint, tmp_path)[command]
 
     def refuses(name: str, data: bytes) -> bool:
@@ -168,7 +172,7 @@ def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
 def test_a_query_that_commits_while_it_is_verified_is_not_ahead_of_its_state(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, batches: int, is_last_planned: bool
 ) -> None:
-    """The state is read before the checkpoint, which may take minutes. A checkpoint without its batches is reported."""
+    """Commits during `verify` are no mismatch of state and checkpoint, and a checkpoint ahead of the state is one."""
     ahead = BATCHES + batches
 
     def go_on(_: float) -> None:
@@ -191,7 +195,7 @@ def test_a_query_that_commits_while_it_is_verified_is_not_ahead_of_its_state(
 def test_commits_between_the_two_looks_of_verify_are_no_mismatch(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is read once: a batch that is committed after that is newer than the checkpoint, not lost."""
+    """Batches that are committed between the two reads of the log by `verify` are not reported as lost."""
     looks: list[int] = []
 
     def go_on(_: float) -> None:

@@ -1,4 +1,4 @@
-"""Copies of Spark's checkpoints for `riffle import`: what a query needs to continue, and nothing else."""
+"""`riffle import` copies from Spark's checkpoint only what the query needs to continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def entry(batch: int) -> str:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint with batches 0 to 4 committed and batch 5 planned, a source's log, and Spark's state."""
+    """Return a checkpoint with batches 0 to 4 committed and batch 5 planned, a source's log, and Spark's state."""
     folder = tmp_path / "checkpoint"
     for name in ("offsets", "commits", "sources/0", "state/0/0"):
         (folder / name).mkdir(parents=True)
@@ -33,12 +33,12 @@ def source(tmp_path: Path) -> Path:
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    """Return the texts of all files."""
+    """Return the texts of all files below a folder."""
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_copy_has_what_the_next_batch_needs(source: Path, tmp_path: Path) -> None:
-    """The last committed batch and the planned one, each with one more source; the original is as it was."""
+    """A copy has the last committed and the planned batch, with an added source, and the original stays unchanged."""
     before = files_in(source)
     original, copy = Checkpoint(str(source)), Checkpoint(str(tmp_path / "new/copy"))
     assert (original.last_committed_batch(), copy.is_empty()) == (4, True)
@@ -57,7 +57,7 @@ def test_a_copy_has_what_the_next_batch_needs(source: Path, tmp_path: Path) -> N
 
 
 def test_an_interrupted_copy_is_not_a_checkpoint(source: Path, tmp_path: Path) -> None:
-    """The id comes last, so no query continues from a part."""
+    """An interrupted copy has no query id, which is written last, so no query continues from it."""
     copy = Checkpoint(str(tmp_path / "copy"))
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy/sources").write_text("in the way")
@@ -67,12 +67,12 @@ def test_an_interrupted_copy_is_not_a_checkpoint(source: Path, tmp_path: Path) -
 
 
 def test_added_sources_have_no_offset() -> None:
-    """Spark starts them at their beginning."""
+    """Added sources have no offset, so Spark starts them at their beginning."""
     assert with_added_sources("v1\n{}\n1\n", 2) == "v1\n{}\n1\n-\n-"
 
 
 def test_a_checkpoint_without_a_commit_has_no_batch(tmp_path: Path) -> None:
-    """A planned batch is not one."""
+    """A checkpoint with only a planned batch has no committed batch."""
     (tmp_path / "c/offsets").mkdir(parents=True)
     (tmp_path / "c/offsets/0").write_text(entry(0))
     assert Checkpoint(str(tmp_path / "c")).last_committed_batch() == -1

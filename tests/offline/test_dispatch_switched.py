@@ -1,4 +1,4 @@
-"""Queries that go on over switches, rollbacks over them, and what is refused until there was one."""
+"""Queries continue after switches of dispatch and after rollbacks across them, and other dispatches are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition"
 @pytest.mark.parametrize(("first", "second"), ROUND_TRIPS)
 @pytest.mark.sample(step=2)
 def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str, second: str) -> None:
-    """Over two switches, with the executors' old copies still on their disks, every key goes on where it was."""
+    """After a switch and a switch back, every key continues with its state, although executors have old copies."""
     played = Played(World(tmp_path, operators=two_stores(), dispatch=first, key_groups=16))
     played.batches(4)
     for dispatch in (second, first):
@@ -33,7 +33,7 @@ def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str
 
 
 def test_another_number_of_key_groups_takes_a_switch(tmp_path: Path) -> None:
-    """The query is refused with the other number until the state has it, and then goes on."""
+    """A query with another number of key-groups is refused until the state is switched."""
     played = Played(World(tmp_path, operators=two_stores(), key_groups=16))
     played.batches(3)
     played.restart(key_groups=5)
@@ -47,7 +47,7 @@ def test_another_number_of_key_groups_takes_a_switch(tmp_path: Path) -> None:
 
 
 def test_the_wrong_dispatch_is_refused_with_both_named(tmp_path: Path) -> None:
-    """State of one dispatch is never read as that of another; the error says how to switch it."""
+    """A query with another dispatch than its state is refused, and the error names the command to switch."""
     world = World(tmp_path)
     world.batch(0, parted(one(1)))
     world.settings = world.settings.but(dispatch="hashed")
@@ -60,12 +60,12 @@ def test_the_wrong_dispatch_is_refused_with_both_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
-    """A checkpoint of the query, without any batch."""
+    """Return a checkpoint of the query without batches."""
     return str(written_checkpoint(tmp_path / "checkpoint"))
 
 
 def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:
-    """A batch before the last one of the old dispatch comes back with it, and with what its shards stood for."""
+    """A rollback to a batch before a switch of dispatch restores the batch's dispatch and shards."""
     played = Played(World(tmp_path, operators=two_stores(), key_groups=16, retained_versions=100))
     played.batches(4)
     switch_dispatch(played.world.home.root, "partition", partition_of=partition_of, execute=True)
@@ -89,7 +89,7 @@ def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> 
 def test_a_query_that_begins_with_no_state_on_purpose_has_its_dispatch(
     tmp_path: Path, checkpoint: str, dispatch: str
 ) -> None:
-    """`riffle adopt --empty` fixes the dispatch with the number of key-groups."""
+    """`riffle adopt --empty` fixes the dispatch and the number of key-groups."""
     world = World(tmp_path, dispatch=dispatch, key_groups=16)
     adopt(world.home.root, checkpoint, empty=True, key_groups=16, dispatch=dispatch, execute=True)
     world.batch(0, of_partition(one(1), 0))
@@ -97,7 +97,7 @@ def test_a_query_that_begins_with_no_state_on_purpose_has_its_dispatch(
 
 
 def test_more_partitions_than_key_groups_need_a_switch(tmp_path: Path) -> None:
-    """One partition too many is refused before anything runs, and the command in the error mends it."""
+    """A batch with more partitions than key-groups is refused before it runs, and the named command solves it."""
     world = World(tmp_path, dispatch="partition", key_groups=2)
     world.batch(0, of_partition(one(1), 0), offsets=offsets(1, 1))
     with pytest.raises(ConfigError, match="RIFFLE-0241") as caught:

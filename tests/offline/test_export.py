@@ -1,4 +1,4 @@
-"""Stores that are exported and loaded again: equal, and the query continues with them."""
+"""Stores that are exported and loaded again are equal, and their query continues."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def contents(query: Harness) -> list[str]:
 
 
 def moved(query: Harness, tmp_path: Path, new: Harness, **options: Any) -> None:
-    """Export the store of a query, load it into the root of another one, and bind it to its checkpoint."""
+    """Export the store of a query, load it into the root of another query, and adopt it."""
     (store,) = tail_of(query.root).schemas
     to = tmp_path / uuid.uuid4().hex
     exported = export_state(query.root, store, str(to))
@@ -67,7 +67,7 @@ def moved(query: Harness, tmp_path: Path, new: Harness, **options: Any) -> None:
 
 
 def compare(declared: Declared, rows: pa.Schema, batches: list[pa.Table], tmp_path: Path, **options: Any) -> None:
-    """Move a query after half of its batches. State and later output must be equal."""
+    """Move a query after half of its batches, and check that state and later output are equal."""
     half = len(batches) // 2 or 1
     with Harness(declared, rows, snapshot_chain_links=3, **options) as query, Harness(declared, rows, **options) as new:
         for batch in batches[:half]:
@@ -90,7 +90,7 @@ def ids(*numbers: int) -> pa.Table:
 
 
 def test_aggregates_move(tmp_path: Path) -> None:
-    """Keys of bytes, and the null key."""
+    """Aggregates with binary keys and a NULL key are exported and loaded."""
     operator = Stateful("totals", "id", aggregate(visits=count(), most=max_("n"), total=sum_("n")))
     batches = [ids(*range(0, 40 * step, step)) for step in (1, 2, 3, 1)]
     compare(
@@ -99,7 +99,7 @@ def test_aggregates_move(tmp_path: Path) -> None:
 
 
 def test_deduplication_moves(tmp_path: Path) -> None:
-    """What was seen before the move is a duplicate after it."""
+    """Rows that were seen before the export are duplicates after the load."""
     spec = DistinctSpec("seen", pa.schema([ROWS.field("id")]), ROWS, None, None)
     compare(Stateful("seen", "id", DistinctRows(spec)), ROWS, [ids(1, 2, 3), ids(3, 4), ids(1, 4, 5)], tmp_path)
 
@@ -107,7 +107,7 @@ def test_deduplication_moves(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", UNTIMED)
 @pytest.mark.sample(step=4)
 def test_processors_move(name: str, tmp_path: Path) -> None:
-    """Values, lists and maps with nested keys."""
+    """Values, lists and maps with nested keys are exported and loaded."""
     case = CASES[name]
     operator = transform_with_state(
         case.processor("rows"), key=case.key, output=case.output, output_mode=case.output_mode, order_by="seq"
@@ -116,7 +116,7 @@ def test_processors_move(name: str, tmp_path: Path) -> None:
 
 
 def test_timers_and_times_to_live_move(tmp_path: Path) -> None:
-    """A timer fires in the new query when it is due, and a value ends."""
+    """After the load timers fire and values expire at their times."""
     rows = pa.schema([("user", pa.string())])
     operator = transform_with_state(
         Everything("user"), key="user", output="user string, shown string", output_mode="update",
@@ -134,7 +134,7 @@ def test_timers_and_times_to_live_move(tmp_path: Path) -> None:
 
 
 def test_keys_that_end_move(tmp_path: Path) -> None:
-    """A window ends in the new query."""
+    """After the load a window closes at its end."""
     operator = Stateful("windows", ("end", "k"), CountedWindows("append", False))
     with Harness(operator, KEY, late=ENDS) as query, Harness(operator, KEY, late=ENDS) as new:
         query.feed(rows_of((100, "a"), (200, "b")))
@@ -145,7 +145,7 @@ def test_keys_that_end_move(tmp_path: Path) -> None:
 
 
 def test_sessions_move(tmp_path: Path) -> None:
-    """The open sessions of a page are one row, and count as several."""
+    """Open sessions are exported and loaded, and several sessions of a page are one row that counts as several."""
     sessions = page_windows.spec(page_windows.SESSION, page_windows.FUNCTIONS[:3])
 
     def visits(*rows: tuple[int, str]) -> pa.Table:
@@ -159,7 +159,7 @@ def test_sessions_move(tmp_path: Path) -> None:
 
 
 def test_another_number_of_key_groups_and_encryption(tmp_path: Path) -> None:
-    """Keys go to their new key-groups. Exports are plain, and the new root is encrypted."""
+    """A load changes the number of key-groups and encrypts the new root; the export itself is not encrypted."""
     file = tmp_path / "keys.txt"
     file.write_text("a = " + "AAAA" * 10 + "AAA=\n")
     file.chmod(0o600)
@@ -178,7 +178,7 @@ def test_another_number_of_key_groups_and_encryption(tmp_path: Path) -> None:
 
 @given(st.data())
 def test_values_of_every_type_are_equal_after_a_round_trip(data: st.DataObject) -> None:
-    """Nested types, types that Parquet lacks, nulls and NaN."""
+    """Values of nested types, types that Parquet lacks, NULLs and NaNs are equal after a round trip."""
     kind, values = data.draw(nested(LEAVES).filter(lambda drawn: not pa.types.is_dictionary(drawn[0])))
     column = pa.array(data.draw(st.lists(st.one_of(st.none(), values), min_size=1, max_size=4)), kind)
     rows = pa.table([pa.array(range(len(column))), column], names=["k", "x"])
@@ -201,7 +201,7 @@ def test_values_of_every_type_are_equal_after_a_round_trip(data: st.DataObject) 
     ids=str,
 )
 def test_empty_values_that_parquet_lacks_are_not_null(kind: pa.DataType, values: list[object]) -> None:
-    """They are JSON in the file."""
+    """Empty values of types that Parquet lacks are stored as JSON and not as NULL."""
     from riffle_spark.offline import export
 
     column = pa.array(values, kind)
@@ -210,7 +210,7 @@ def test_empty_values_that_parquet_lacks_are_not_null(kind: pa.DataType, values:
 
 
 def test_key_groups_of_many_rows_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No row is lost between them, also if their number does not divide the rows."""
+    """A large key-group is exported to several files without losing a row."""
     from riffle_spark.offline import export
 
     monkeypatch.setattr(export, "_FILE_BYTES", 100)
@@ -224,7 +224,7 @@ def test_key_groups_of_many_rows_are_several_files(tmp_path: Path, monkeypatch: 
 
 
 def test_an_initial_state_that_was_loaded_is_not_loaded_again(tmp_path: Path) -> None:
-    """The new root knows its name."""
+    """An initial state that was loaded before the export is not loaded again, because the new root has its name."""
     case = next(case for case in CASES.values() if case.initial is not None)
     operator = transform_with_state(
         case.processor("rows"), key=case.key, output=case.output, output_mode=case.output_mode, order_by="seq"
@@ -244,18 +244,18 @@ def test_an_initial_state_that_was_loaded_is_not_loaded_again(tmp_path: Path) ->
 
 
 def test_text_that_is_not_utf8_moves(tmp_path: Path) -> None:
-    """Its bytes are the same."""
+    """Text that is not UTF-8 keeps its bytes."""
     rows = pa.schema([("user", pa.string())])
     operator = Stateful("totals", "user", aggregate(visits=count()))
     with Harness(operator, rows) as query, Harness(operator, rows) as new:
         query.feed(pa.table([pa.array([b"\xff\x00", b"a"]).view(pa.string())], schema=rows))
         moved(query, tmp_path, new)
-        texts = [one for chunk in new.table().column("user").chunks for one in chunk.view(pa.binary()).to_pylist()]
+        texts = [text for chunk in new.table().column("user").chunks for text in chunk.view(pa.binary()).to_pylist()]
         assert sorted(texts) == [b"a", b"\xff\x00"]
 
 
 def test_a_store_is_loaded_beside_others(tmp_path: Path) -> None:
-    """Into a root with another store, under another name. A store with state is refused."""
+    """A store is loaded under another name beside existing stores, and a name with state is refused."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
     with Harness(operator, ROWS) as query:
         query.feed(ids(1, 2))
@@ -271,7 +271,7 @@ def test_a_store_is_loaded_beside_others(tmp_path: Path) -> None:
 
 
 def test_exports_that_are_not_whole_are_refused(tmp_path: Path) -> None:
-    """A missing description, a missing or changed file, and a folder that is not empty."""
+    """An incomplete or damaged export, and a target folder that is not empty, are refused."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
     with Harness(operator, ROWS) as query:
         query.feed(ids(1, 2, 3))
@@ -307,7 +307,7 @@ def test_exports_that_are_not_whole_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_commands_export_and_load(tmp_path: Path) -> None:
-    """`riffle export` and `riffle state load` on roots of files."""
+    """`riffle export` and `riffle state load` work on roots of files."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
     with Harness(operator, ROWS) as query:
         query.feed(ids(1, 2, 3))

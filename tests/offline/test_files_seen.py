@@ -1,4 +1,4 @@
-"""A source of files keeps a log in the checkpoint of what it has seen."""
+"""Rollbacks and checks of checkpoints whose file sources keep a log of the files that they have read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KAFKA = '{"events":{"0":%d}}'
 
 
 class Query:
-    """A query of one source, with the checkpoint that Spark would keep of it, and an older copy of that."""
+    """A query with one source, the checkpoint that Spark would write, and an older copy of the checkpoint."""
 
     def __init__(self, folder: Path, offset: str, *, keeps_files: bool) -> None:
         self.world = World(folder / "local", root=f"file://{folder}/my state", retained_versions=100)
@@ -41,7 +41,7 @@ class Query:
                 shutil.copytree(self.checkpoint, folder / "backup")
 
     def run(self, version: int) -> str:
-        """Run a batch as Spark does."""
+        """Run a batch and write the checkpoint files that Spark writes."""
         offsets = LATER + self.offset % version
         (self.checkpoint / "offsets" / str(version)).write_text(offsets)
         decision = self.world.batch(version, one(version), offsets=offsets).decision
@@ -49,7 +49,7 @@ class Query:
         return decision
 
     def restore(self) -> None:
-        """Put the older copy of the checkpoint in place."""
+        """Replace the checkpoint by the older copy."""
         shutil.rmtree(self.checkpoint)
         shutil.copytree(self.folder / "backup", self.checkpoint)
 
@@ -61,12 +61,12 @@ def riffle(*arguments: str) -> Result:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Query:
-    """A query of files, and a copy of its checkpoint after batch 7."""
+    """Return a query with a file source and a copy of its checkpoint after batch 7."""
     return Query(tmp_path, '{"logOffset":%d}', keeps_files=True)
 
 
 def test_a_checkpoint_from_a_backup_is_followed_by_the_state(files: Query) -> None:
-    """What is printed can be run as it is, and the query goes on from the backup's batch."""
+    """After a checkpoint was restored from a backup, the printed rollback command works and the query continues."""
     files.restore()
     (finding,) = verify(files.world.home.root, str(files.checkpoint)).findings
     (arguments,) = printed(finding.remedy)
@@ -79,7 +79,7 @@ def test_a_checkpoint_from_a_backup_is_followed_by_the_state(files: Query) -> No
 
 @pytest.mark.parametrize(("to", "execute"), [(BATCHES - 1, False), (f"record:{BATCHES}", True)])
 def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, to: int | str, execute: bool) -> None:
-    """Spark would end with `batch N doesn't exist`: refused before anything is changed, with what does work."""
+    """A rollback to a batch whose files the checkpoint does not list is refused before it changes anything."""
     files.restore()
     with pytest.raises(ConfigError, match="RIFFLE-0141") as caught:
         rollback(files.world.home.root, to, str(files.checkpoint), execute=execute)
@@ -91,7 +91,7 @@ def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, 
 
 
 def test_a_rollback_of_a_rollback_goes_forward_over_files_that_were_seen(files: Query) -> None:
-    """The log of files is not taken back with the offsets: it has all of them still, some in a compacted entry."""
+    """A rollback keeps the log of files, so that a rollback of the rollback can return to later batches."""
     root, checkpoint = files.world.home.root, str(files.checkpoint)
     rollback(root, 3, checkpoint, execute=True)
     rollback(root, f"record:{BATCHES}", checkpoint, execute=True)
@@ -101,7 +101,7 @@ def test_a_rollback_of_a_rollback_goes_forward_over_files_that_were_seen(files: 
 
 
 def test_a_source_with_offsets_alone_goes_forward(tmp_path: Path) -> None:
-    """Kafka's entry says where the first batch began, and is enough."""
+    """A source that stores only offsets, such as Kafka, can be rolled forward with an older checkpoint."""
     kafka = Query(tmp_path, KAFKA, keeps_files=False)
     kafka.restore()
     rollback(kafka.world.home.root, BATCHES - 1, str(kafka.checkpoint), execute=True)
@@ -111,7 +111,9 @@ def test_a_source_with_offsets_alone_goes_forward(tmp_path: Path) -> None:
 
 
 def test_who_takes_state_over_is_told_of_sources_that_begin_elsewhere(tmp_path: Path) -> None:
-    """Files are counted again, as no source of files can be told where to start; Kafka notes where it does."""
+    """`riffle adopt` warns if a source of the new checkpoint starts elsewhere, because rows would be missed or counted
+    twice.
+    """
     for name, offset in (("files", '{"logOffset":%d}'), ("rate", "%d"), ("kafka", KAFKA)):
         query = Query(tmp_path / name, offset, keeps_files=name == "files")
         new = tmp_path / name / "new"
@@ -125,7 +127,7 @@ def test_who_takes_state_over_is_told_of_sources_that_begin_elsewhere(tmp_path: 
 
 
 def test_who_takes_state_over_with_a_checkpoint_of_before_is_told_where_it_goes_on(files: Query) -> None:
-    """What it has committed is where it goes on."""
+    """`riffle adopt` with an older copy of the checkpoint warns about the offsets at which the query would continue."""
     (files.checkpoint / "metadata").write_text('{"id": "another"}')
     assert len(adopt(files.world.home.root, str(files.checkpoint)).steps) == 1
     files.restore()
@@ -155,5 +157,5 @@ def test_who_takes_state_over_with_a_checkpoint_of_before_is_told_where_it_goes_
     ],
 )
 def test_what_an_entry_needs(offsets: list[str], seen: dict[int, int], is_short: bool) -> None:
-    """Only a source of files needs entries; one that is read twice has two offsets, one in memory has no entry."""
+    """Only file sources need log entries. A source that is read twice has two offsets, and one in memory no entry."""
     assert bool(describe_missing_entries(LATER + "\n".join(offsets), seen)) == is_short

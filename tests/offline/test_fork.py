@@ -1,4 +1,4 @@
-"""Forks: a new root with the state of a batch, whatever happens while it is copied."""
+"""A fork is a new root with the state of a batch, also if the copy is interrupted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = "env:KEYS_OF_FORK"
 
 @pytest.fixture
 def world(tmp_path: Path, states: States) -> World:
-    """A query after eight batches, with a savepoint of the sixth, on files."""
+    """Return a query on files after eight batches, with a savepoint of the sixth."""
     root = f"file://{tmp_path}/root"
     query = World(tmp_path / "local", operators=[totals()], root=root, snapshot_chain_links=2, retained_versions=4)
     feed_six_keys(query, 0, 5, states)
@@ -43,7 +43,7 @@ def world(tmp_path: Path, states: States) -> World:
 
 
 def adopted(folder: Path, root: str, version: int, **settings: Any) -> World:
-    """Return another query that has adopted a fork: its first batch is 0."""
+    """Return another query that has adopted a fork and starts with batch 0."""
     checkpoint = written_checkpoint(folder / f"checkpoint-{uuid.uuid4().hex}", query_id="another")
     plan = adopt(root, str(checkpoint), execute=True)
     assert plan.offsets == f"offsets-{version}"
@@ -54,7 +54,7 @@ def adopted(folder: Path, root: str, version: int, **settings: Any) -> World:
 
 
 def check_continues(world: World, source: dict[object, tuple[object, ...]]) -> None:
-    """Let the other query run on a fork, and compare its state with that of the source and its own rows."""
+    """Run batches of another query on a fork, and compare its state with the source's state and its own rows."""
     expected = {key: tuple(values) for key, values in source.items()}
     for version in range(8):
         world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
@@ -63,7 +63,7 @@ def check_continues(world: World, source: dict[object, tuple[object, ...]]) -> N
 
 
 def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, world: World, states: States) -> None:
-    """It has the objects of the batch and one record; both queries go on, each with its own."""
+    """A fork has the batch's objects and one record, and both queries continue independently."""
     new_root = f"file://{tmp_path}/new"
     plan = fork(world.home.root, new_root, "savepoint:a")
     assert (plan.executed, plan.version, plan.offsets) == (False, 5, "offsets-5")
@@ -79,7 +79,7 @@ def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, wor
 
 
 def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
-    """A savepoint of a query of two stores has the state of both."""
+    """A fork and a rollback to a savepoint restore the state of all stores."""
     root = f"file://{tmp_path}/both"
     world = World(tmp_path / "two", operators=two_stores(), root=root, snapshot_chain_links=2, retained_versions=4)
     feed_six_keys(world, 0, 5)
@@ -104,7 +104,7 @@ def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
 
 
 def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: World) -> None:
-    """Not to the one that it comes from either: its checkpoint would run the same batches twice."""
+    """A query uses a fork only after an adoption, and the source query is refused, because it would repeat batches."""
     new_root = f"file://{tmp_path}/new"
     fork(world.home.root, new_root, 7, execute=True)
     same = World(tmp_path / "same", operators=[totals()], root=new_root)
@@ -115,7 +115,7 @@ def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: W
 
 
 def test_state_can_be_forked_after_a_purge(tmp_path: Path, world: World) -> None:
-    """The log of the fork starts anew, so its first record refers to no record of the purged log."""
+    """State can be forked after a purge, because the fork's first record refers to no purged record."""
     purge_keys(world.home.root, "totals", KeyChoice("k1"), Editor("ticket 7", "ann", "laptop"), execute=True)
     state = world.state("totals")
     new_root = f"file://{tmp_path}/new"
@@ -127,14 +127,14 @@ def test_state_can_be_forked_after_a_purge(tmp_path: Path, world: World) -> None
 @pytest.mark.parametrize("at", [6, "record:8"])
 @pytest.mark.sample("record:8")
 def test_a_retained_batch_or_record_can_be_forked(tmp_path: Path, world: World, states: States, at: int | str) -> None:
-    """As a rollback could return to it."""
+    """A fork accepts the same batches and records as a rollback."""
     new_root = f"memory://{uuid.uuid4().hex}"
     version = fork(world.home.root, new_root, at, execute=True).version
     check_continues(adopted(tmp_path, new_root, version), states[version])
 
 
 class Dying:
-    """A store whose process dies before a call, counted from its creation."""
+    """A store that raises Crash at a given call, counted over all its instances."""
 
     def __init__(self, inner: object, dies_at: int, calls: list[int]) -> None:
         self._inner = inner
@@ -156,7 +156,7 @@ class Dying:
 
 
 def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> Dying:
-    """Open a store whose process dies."""
+    """Open a store that raises Crash at a given call."""
     return Dying(open_store(url), dies_at, calls)
 
 
@@ -165,7 +165,7 @@ def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> Dying:
 def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
     tmp_path: Path, world: World, states: States, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Until its end no query can start on the new root, and nothing of the source is touched."""
+    """A fork that dies at any request leaves no root that a query starts on, and the same command completes it."""
     monkeypatch.setattr(fork_module, "in_parallel", lambda work, items: [work(item) for item in items])
     before = {name: world.memory.get(name) for name in world.memory.list("")}
     dies_at, calls, has_died = 1, [0], True
@@ -194,7 +194,7 @@ def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
 
 
 def test_a_copied_object_that_is_too_short_is_copied_again(tmp_path: Path, world: World) -> None:
-    """As a copy in Azure that an interruption left incomplete."""
+    """A copied object that is too short, as after an interrupted copy in Azure, is copied again."""
     new_root = f"file://{tmp_path}/new"
     fork(world.home.root, new_root, "savepoint:a", execute=True)
     objects = open_store(new_root)
@@ -210,7 +210,7 @@ def test_a_copied_object_that_is_too_short_is_copied_again(tmp_path: Path, world
 @pytest.mark.parametrize("execute", [False, True])
 @pytest.mark.sample(step=2)
 def test_a_root_in_use_is_refused(tmp_path: Path, world: World, execute: bool) -> None:
-    """Its own, one below it, one with a log, and one with other objects."""
+    """A fork is refused to the same root, to a root below or above it, and to a root with a log or other objects."""
     root = world.home.root
     for new_root in (root, f"{root}/below", f"file://{tmp_path}"):
         with pytest.raises(ConfigError, match="RIFFLE-1589"):
@@ -228,7 +228,9 @@ def test_a_root_in_use_is_refused(tmp_path: Path, world: World, execute: bool) -
 def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The remedy is a savepoint."""
+    """A fork of a batch that is deleted meanwhile is refused without a log in the new root, and the remedy is a
+    savepoint.
+    """
     new_root = f"memory://{uuid.uuid4().hex}"
     run = fork_module._Copy.run
 
@@ -249,7 +251,7 @@ def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log
 def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
     tmp_path: Path, states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts are bound to their names below a root, and to no root. The command needs no key."""
+    """A fork of encrypted state needs no key, and the new root is read with the source's keys or rewritten."""
     keys = ["old = " + "A" * 43 + "=", "new = " + "B" * 42 + "A="]
     monkeypatch.setenv("KEYS_OF_FORK", keys[0])
     world = World(tmp_path / "local", operators=[totals()], encryption_keys=KEYS, snapshot_chain_links=2)
@@ -267,7 +269,7 @@ def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("limit", [0, 16 << 20], ids=["by a file", "in memory"])
+@pytest.mark.parametrize("limit", [0, 16 << 20], ids=["by a temporary file", "in memory"])
 def test_a_fork_to_another_service_is_read_and_written(
     tmp_path: Path,
     world: World,
@@ -276,7 +278,7 @@ def test_a_fork_to_another_service_is_read_and_written(
     monkeypatch: pytest.MonkeyPatch,
     limit: int,
 ) -> None:
-    """From files to S3, from there to S3 by the store itself, and back to memory."""
+    """Forks are copied through this machine between different services, and by the store itself within S3."""
     monkeypatch.setattr(fork_module, "_IN_MEMORY_BYTES", limit)
     first, second = object_server.new_root(), object_server.new_root()
     plan = fork(world.home.root, first, "savepoint:a", options=object_server.options, execute=True)
@@ -290,7 +292,7 @@ def test_a_fork_to_another_service_is_read_and_written(
 
 
 def test_the_command_prints_the_offsets(tmp_path: Path, world: World) -> None:
-    """And asks for --execute; one target is needed."""
+    """The command prints the offsets, asks for --execute, and requires exactly one target."""
     new_root = f"file://{tmp_path}/new"
     plan = run_command("fork", world.home.root, new_root, "--savepoint", "a")
     assert plan.exit_code == 0, plan.output

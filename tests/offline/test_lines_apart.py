@@ -1,4 +1,4 @@
-"""State and checkpoint that are at a batch of one number, each of another line."""
+"""State and checkpoint that are at the same batch number of different histories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = 4
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query that has run some batches, with its root in memory."""
+    """Return a query that has run some batches, with its root in memory."""
     found = World(tmp_path, retained_versions=50)
     for version in range(BATCHES):
         found.batch(version, one(version))
@@ -29,12 +29,12 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Its checkpoint."""
+    """Return the checkpoint of the query."""
     return written_checkpoint(tmp_path / "checkpoint", BATCHES)
 
 
 def taken_another_way(world: World, checkpoint: Path) -> None:
-    """Take the query back by two batches, and forward again with other rows."""
+    """Roll the query back by two batches and run two batches with other rows."""
     rollback(world.home.root, BATCHES - 3, str(checkpoint), execute=True)
     world.start()
     for version in range(BATCHES - 2, BATCHES):
@@ -50,12 +50,12 @@ def newest(world: World) -> int:
 
 
 def ended_at(checkpoint: Path) -> str:
-    """Return where the checkpoint ended, as a query that starts tells it."""
+    """Return the newest offsets of the checkpoint, which a starting query reports."""
     return (checkpoint / "offsets" / str(BATCHES - 1)).read_text()
 
 
 def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkpoint: Path) -> None:
-    """It is at the checkpoint's batch, of the line that was given up."""
+    """A root restored from before a rollback is refused, and the named rollback makes state and checkpoint agree."""
     backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
     taken_another_way(world, checkpoint)
     assert not verify(world.home.root, str(checkpoint)).findings
@@ -79,15 +79,17 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
 def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two operators take the query back at once, to batch 3 of either line; the first one's second part comes last."""
+    """If two concurrent rollbacks leave state and checkpoint in different histories, the query is refused until another
+    rollback.
+    """
     given_up = newest(world)
     taken_another_way(world, checkpoint)
     present, restore = newest(world), Checkpoint.restore
 
-    def last(self: Checkpoint, *given: object, **more: object) -> list[str]:
+    def last(self: Checkpoint, *arguments: object, **options: object) -> list[str]:
         monkeypatch.setattr(Checkpoint, "restore", restore)
         rollback(world.home.root, f"record:{present}", str(checkpoint), execute=True)
-        return restore(self, *given, **more)  # type: ignore[arg-type]
+        return restore(self, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Checkpoint, "restore", last)
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
@@ -102,7 +104,7 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
 
 
 def test_commits_beyond_what_is_planned_count_for_nothing(world: World, checkpoint: Path) -> None:
-    """A copy of a running query's checkpoint may have newer commits than offsets."""
+    """Commits of batches without offsets are ignored, which a copy of a running query's checkpoint may contain."""
     for version in range(2, BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
     assert Checkpoint(str(checkpoint)).next_batch() == 1
@@ -117,7 +119,7 @@ def test_commits_beyond_what_is_planned_count_for_nothing(world: World, checkpoi
 
 
 def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None:
-    """Whatever is committed."""
+    """Without offsets Spark starts at batch 0, whatever is committed."""
     for version in range(BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
     assert Checkpoint(str(checkpoint)).next_batch() == 0
@@ -127,7 +129,7 @@ def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None
 def test_an_interrupted_rollback_leaves_what_spark_can_read(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, removals: int
 ) -> None:
-    """After any number of removals no batch is missing among those that are planned."""
+    """An interrupted rollback leaves a checkpoint without gaps, and the same command completes it."""
     remove, left = Checkpoint._remove, [removals]
 
     def dies(self: Checkpoint, files: FileSystem, folder: str, batch: int) -> None:
@@ -140,7 +142,7 @@ def test_an_interrupted_rollback_leaves_what_spark_can_read(
     with pytest.raises(KeyboardInterrupt):
         rollback(world.home.root, 1, str(checkpoint), execute=True)
     monkeypatch.undo()
-    planned, committed = (sorted(int(one.name) for one in (checkpoint / n).iterdir()) for n in ("offsets", "commits"))
+    planned, committed = (sorted(int(path.name) for path in (checkpoint / n).iterdir()) for n in ("offsets", "commits"))
     assert (planned, committed) == ([*range(len(planned))], [*range(len(committed))])
     assert len(committed) <= len(planned)
     rollback(world.home.root, 1, str(checkpoint), execute=True)

@@ -1,5 +1,4 @@
-"""State of ``aggregate(...)`` that an earlier version stored is continued: every function over every type it takes.
-
+"""State of ``aggregate(...)`` from version 0.1.0 is continued for every function and every type.
 ``tests/data/roots/0.1-aggregates`` holds the first batches as version 0.1.0 wrote them.
 """
 
@@ -23,7 +22,7 @@ from tests.kit.roots.folder_query import FolderQuery, unpack_root
 
 STORED_BATCHES = 3
 KEYS = (*range(12), None)
-"""Key 0 has nulls only; odd keys have nulls only in even batches."""
+"""Keys of the rows. Key 0 has only NULLs; odd keys have only NULLs in even batches."""
 TYPES: dict[str, pa.DataType] = {
     "i8": pa.int8(), "i32": pa.int32(), "i64": pa.int64(), "f32": pa.float32(), "f64": pa.float64(),
     "money": pa.decimal128(10, 2), "wide": pa.decimal128(38, 18), "text": pa.string(), "octets": pa.binary(),
@@ -50,7 +49,7 @@ _ROWS = pa.schema([("k", pa.int32()), *TYPES.items()])
 
 
 def _computation() -> Any:
-    """Aggregate each column by every function that takes its type; a result is named function_column."""
+    """Return an aggregation of each column by every function that accepts its type, named function_column."""
     results: dict[str, Any] = {"rows": count()}
     for name in TYPES:
         picks = {
@@ -64,7 +63,7 @@ def _computation() -> Any:
 
 
 def rows_of_batch(version: int) -> pa.Table:
-    """Return the rows of a batch: five of each key, a third of their values null."""
+    """Return the rows of a batch: five per key, with a third of their values NULL."""
     chance, rows = random.Random(version), []
     for key in list(KEYS) * 5:
         is_null = key == 0 or (key is not None and key % 2 == 1 and version % 2 == 0)
@@ -74,18 +73,18 @@ def rows_of_batch(version: int) -> pa.Table:
 
 
 class AggregatesQuery(FolderQuery):
-    """The query as a new driver starts it on the root ``folder/state``, with the copies in ``folder/local``."""
+    """The query, started by a new driver on the root ``folder/state`` with copies in ``folder/local``."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, operator_of("aggregates", ("k",), _computation(), (), _ROWS), "aggregates")
 
     def feed_next(self) -> pa.Table:
-        """Run the next batch; return its results."""
+        """Run the next batch and return its results."""
         return self.feed(rows_of_batch(self.version))
 
 
 def _expected(batches: int, names: list[str]) -> dict[object, dict[str, object]]:
-    """Return what plain Python answers over all rows of the first batches, for results named function_column."""
+    """Return plain Python's results over all rows of the first batches, named function_column."""
     rows = pa.concat_tables([rows_of_batch(version) for version in range(batches)]).to_pylist()
     results: dict[object, dict[str, object]] = {}
     for key in KEYS:
@@ -99,7 +98,7 @@ def _expected(batches: int, names: list[str]) -> dict[object, dict[str, object]]
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
 def test_stored_aggregates_go_on(tmp_path: Path, copies: str) -> None:
-    """Every function over every type goes on from the columns that version 0.1.0 stored."""
+    """Every aggregate function continues from the columns that version 0.1.0 stored, for every type."""
     unpack_root(DATA / "roots" / "0.1-aggregates" / "state.tar.gz", tmp_path, copies=copies == "there")
     for batches in range(STORED_BATCHES + 1, STORED_BATCHES + 4):
         answers = AggregatesQuery(tmp_path).feed_next()

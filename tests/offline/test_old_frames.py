@@ -18,7 +18,7 @@ ARCHIVE = DATA / "roots" / "0.1-frame1"
 
 
 class OldQuery(EncryptedRoot):
-    """The query that wrote the old root, started again with the code of today."""
+    """The query that wrote the old root, started again with the present code."""
 
     def __init__(self, folder: Path, *, copies: bool) -> None:
         super().__init__(ARCHIVE, folder, copies=copies)
@@ -57,7 +57,7 @@ class OldQuery(EncryptedRoot):
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_old_frames_are_read_and_new_ones_are_written(tmp_path: Path, *, copies: bool) -> None:
-    """The state is what it was. With local copies or without, the query continues, and is right after each restart."""
+    """A query continues from old frames and writes new ones, with or without local copies, also after restarts."""
     query = OldQuery(tmp_path, copies=copies)
     query.check()
     assert query.frames() == {1}
@@ -70,7 +70,7 @@ def test_old_frames_are_read_and_new_ones_are_written(tmp_path: Path, *, copies:
 
 
 def test_a_rewrite_leaves_no_old_frame(tmp_path: Path) -> None:
-    """``riffle verify`` finds the root whole before and after, and ``riffle keys`` counts old frames apart."""
+    """`riffle keys --rewrite` leaves only new frames and counts old ones separately, and `riffle verify` succeeds."""
     query = OldQuery(tmp_path, copies=True)
     assert "whole" in query.riffle("verify", query.root)
     query.run(2)

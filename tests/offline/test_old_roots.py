@@ -1,4 +1,4 @@
-"""What an earlier version left behind is opened, continued and rolled back, with its member's folder and without."""
+"""Roots of earlier versions are read, continued and rolled back, with and without their local copies."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tests.kit.roots.old_root import ARCHIVES, OldRoot
 
 @pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> OldRoot:
-    """A root of each earlier version."""
+    """Return a root of each earlier version."""
     return OldRoot(request.param, tmp_path)
 
 
 def test_there_is_a_root_of_the_first_format() -> None:
-    """Nobody took it away."""
+    """The archives contain a root of the first format."""
     assert "0.1-format1" in [path.name for path in ARCHIVES]
 
 
 def test_it_holds_what_it_held(old: OldRoot) -> None:
-    """Read from the objects alone, by today's code."""
+    """The state that is read from an old root's objects equals the state that it was written with."""
     tail = old.tail()
     assert (tail.version, tail.epoch, tail.rollbacks) == (22, 4, 1)
     assert old.held() == old.oracle(22).state
@@ -46,7 +46,7 @@ def test_it_holds_what_it_held(old: OldRoot) -> None:
 @pytest.mark.parametrize("copies", ["there", "gone"])
 @pytest.mark.sample("0.1-format1-gone")
 def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
-    """What is committed equals plain Python's; copies that an earlier version kept are ignored."""
+    """A query continues on an old root with correct results, and restores copies because it ignores old ones."""
     if copies == "gone":
         shutil.rmtree(old.local)
     old.start()
@@ -59,7 +59,7 @@ def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
 def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) -> None:
-    """An earlier version committed it and could not read it again."""
+    """A root with text that is not UTF-8 is continued, although an earlier version could not read it."""
     unpack_root(DATA / "roots" / "0.1-latin-text" / "state.tar.gz", tmp_path, copies=copies == "there")
     for count in (2, 3):
         texts = [b"\xe9%d" % version for version in range(count)]
@@ -68,7 +68,7 @@ def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
 def test_a_root_with_state_of_bounded_text_goes_on_as_string(tmp_path: Path, copies: str) -> None:
-    """Today ``varchar(5)`` is refused as a type of state; an earlier version accepted it."""
+    """State with ``varchar(5)``, which is refused today, is continued with ``string``."""
     unpack_root(DATA / "roots" / "0.1-bounded-text" / "state.tar.gz", tmp_path, copies=copies == "there")
     with pytest.raises(PySparkRuntimeError, match="Declare a plain STRING"):
         bounded_text_query.feed(tmp_path, "varchar(5)")
@@ -81,7 +81,7 @@ def test_a_root_with_state_of_bounded_text_goes_on_as_string(tmp_path: Path, cop
 
 
 def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(old: OldRoot, tmp_path: Path) -> None:
-    """One that leaves a variable out and is given up leaves copies that lack it."""
+    """Copies that were restored from first-format snapshots for another declaration are not reused."""
     log = Log(old.objects, old.root)
     tail = log.open()
     assert tail is not None
@@ -95,13 +95,13 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
         def keeper(folder: Path, schema: StoreSchema) -> StackKeeper:
             return StackKeeper(claim_folder(folder, "reader", ()), schema, Reader(old.objects), tail.epoch + 9)
 
-        held = keeper(tmp_path / store, full).read_tables(entries)
+        tables = keeper(tmp_path / store, full).read_tables(entries)
         for number, gone in enumerate(full.variables):
             folder = tmp_path / f"{store}{number}"
-            left = replace(full, variables=tuple(one for one in full.variables if one is not gone))
+            left = replace(full, variables=tuple(variable for variable in full.variables if variable is not gone))
             without = make_recorded_text(text, left, tail.epoch + 1)
             assert keeper(folder, schema_of_text(store, without)).advance(entries)[1].restores == len(entries)
-            assert keeper(folder, full).read_tables(entries) == held
+            assert keeper(folder, full).read_tables(entries) == tables
             other = replace(gone, value=pa.schema([(name, pa.list_(pa.int8())) for name in gone.value.names]))
             changed = replace(left, variables=(*left.variables, other))
             after = schema_of_text(store, make_recorded_text(without, changed, tail.epoch + 2))
@@ -114,7 +114,7 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
 @pytest.mark.parametrize(("to", "batches"), [(11, 0), (18, 2), (20, 0)])
 @pytest.mark.sample("0.1-format1-18-2")
 def test_it_is_rolled_back(old: OldRoot, to: int, batches: int) -> None:
-    """To batches before the upgrade, before and after this version has written, and goes on from there."""
+    """An old root is rolled back to batches before and after the upgrade, and the query continues from there."""
     old.start()
     ahead = old.oracle(22)
     for _ in range(batches):

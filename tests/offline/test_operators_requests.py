@@ -1,4 +1,4 @@
-"""What commands ask of a store: each thing once, several at a time, and no more than it takes."""
+"""Commands send few requests to the store: each object once, and several at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 0.01
 
 
 class Crowded:
-    """A store that counts its calls, and takes a while for those of one method: ``most`` were in it at once."""
+    """A store that counts its calls and delays those of one method; ``most`` is the largest number at the same time."""
 
     def __init__(self, objects: ObjectStore, method: str) -> None:
         self._objects, self._method = objects, method
@@ -51,18 +51,18 @@ class Crowded:
         return counted
 
     def times(self, method: str, kind: str) -> list[int]:
-        """Return how often each object of a kind of name was asked for."""
+        """Return how often each object with a prefix was requested."""
         return [n for (called, name), n in self.calls.items() if called == method and name.startswith(kind)]
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint that has no batch yet."""
+    """Return a checkpoint without batches."""
     return written_checkpoint(tmp_path / "checkpoint")
 
 
 def grown(folder: Path, batches: int) -> World:
-    """Return a query of so many batches, on all of its key-groups."""
+    """Return a query after ``batches`` batches on all its key-groups."""
     world = World(folder / "local", retained_versions=100)
     for version in range(batches):
         world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(12))))
@@ -70,14 +70,14 @@ def grown(folder: Path, batches: int) -> World:
 
 
 def seen_by(monkeypatch: pytest.MonkeyPatch, world: World, method: str) -> Crowded:
-    """Return the store that commands get from now on."""
+    """Return the store that commands use from now on."""
     store = Crowded(world.memory, method)
     monkeypatch.setattr(recovery, "open_store", lambda *_: store)
     return store
 
 
 def damage(objects: ObjectStore, sequence: int) -> None:
-    """Put something else in a record's place."""
+    """Replace a record by other bytes."""
     objects.delete([paths.record_name(sequence)])
     objects.put_if_absent(paths.record_name(sequence), b"rotten")
 
@@ -85,21 +85,25 @@ def damage(objects: ObjectStore, sequence: int) -> None:
 def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its newest record promises stays: nobody has to look again after the rollback's own."""
+    """A rollback checks each object once, and several at a time, because the newest record protects objects from
+    deletes.
+    """
     world = grown(tmp_path, 4)
     store = seen_by(monkeypatch, world, "exists")
     rollback(world.home.root, 2, str(checkpoint), execute=True)
-    asked = [name for called, name in store.calls if called == "exists" and not name.startswith(paths.LOG)]
-    assert len(asked) > 2
-    assert {store.calls["exists", name] for name in asked} == {1}
-    assert store.most > 1, "one after the other"
+    names = [name for called, name in store.calls if called == "exists" and not name.startswith(paths.LOG)]
+    assert len(names) > 2
+    assert {store.calls["exists", name] for name in names} == {1}
+    assert store.most > 1, "the objects were checked one after the other"
 
 
 @pytest.mark.parametrize("newest", ["whole", "damaged"])
 def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, newest: str
 ) -> None:
-    """It may have let go of what an older one promised, and a delete of that be on its way."""
+    """A rollback checks the objects again if the newest record is unreadable, because that record may have released
+    objects.
+    """
     world = grown(tmp_path, 4)
     tail = world.log().tail
     assert tail is not None
@@ -120,22 +124,22 @@ def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
 def test_who_looks_whether_a_query_has_run_reads_few_records_twice_and_several_at_a_time(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another query's state is looked through to its beginning."""
+    """To find whether a query has ever run, `riffle adopt` reads all records, most of them once, several at a time."""
     world = grown(tmp_path, 3 * FULL_EVERY)
     (checkpoint / "metadata").write_text('{"id": "another"}')
     store = seen_by(monkeypatch, world, "get")
     assert adopt(world.home.root, str(checkpoint)).version == -1
-    asked = store.times("get", paths.LOG)
-    assert len(asked) == len(world.memory.list(paths.LOG)) > 2 * FULL_EVERY
-    assert sum(asked) <= 1.25 * len(asked), "full records are not read anew for each that changes them"
+    reads = store.times("get", paths.LOG)
+    assert len(reads) == len(world.memory.list(paths.LOG)) > 2 * FULL_EVERY
+    assert sum(reads) <= 1.25 * len(reads), "full records are not read again for each record that refers to them"
     assert store.most > 2
 
 
 def test_a_rollback_to_the_batch_before_reads_little(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who finds what is looked for at the newest end does not read the whole log for it: the newest record, the target,
-    the bases of both, and those before them.
+    """A rollback to the previous batch reads only the newest record, the target, their bases and the records before
+    those.
     """
     full_record_every(8, monkeypatch)
     world = grown(tmp_path, 3 * 8)
@@ -145,7 +149,7 @@ def test_a_rollback_to_the_batch_before_reads_little(
 
 
 def test_a_batch_whose_base_is_damaged_is_no_target(tmp_path: Path, checkpoint: Path) -> None:
-    """Record 3 has the changes since record 2. The batches after it do not need either of them."""
+    """A batch whose record has a damaged base is no target, and later batches that do not need the base are."""
     world = grown(tmp_path, 6)
     log = world.log()
     third = log.read(3)
@@ -160,7 +164,7 @@ def test_a_batch_whose_base_is_damaged_is_no_target(tmp_path: Path, checkpoint: 
 def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever read of the log it is: a rollback that is not seen leads on into the line that it gave up."""
+    """A record that is corrupted in transit during any read does not change the target of a rollback."""
     world = grown(tmp_path, 4)
     rollback(world.home.root, 1, str(checkpoint), execute=True)
     world.start()
@@ -178,12 +182,12 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     tail = log.open()
     assert tail is not None
     for version in (2, 1, 0):
-        wanted, asked = rollback_targets.find_target(log, tail, version), 0
+        target, damaged_read = rollback_targets.find_target(log, tail, version), 0
         while left <= 0:
-            asked += 1
-            left = asked
-            assert rollback_targets.find_target(log, tail, version) == wanted, (
-                f"batch {version}, damaged at read {asked}"
+            damaged_read += 1
+            left = damaged_read
+            assert rollback_targets.find_target(log, tail, version) == target, (
+                f"batch {version}, damaged at read {damaged_read}"
             )
-        assert asked > 1
+        assert damaged_read > 1
         left = 0

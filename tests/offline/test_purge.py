@@ -1,4 +1,4 @@
-"""Keys purged from the state of a stopped query: no object and no local file has them afterwards."""
+"""After a purge of keys no object and no local file contains them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def aggregates() -> Declared:
 
 
 def distinct() -> Declared:
-    """Return a de-duplication by id."""
+    """Return a deduplication by id."""
     return Stateful("totals", "id", DistinctRows(DistinctSpec("totals", IDS, ROWS, None, None)))
 
 
 def processors() -> Declared:
-    """Return a processor with all kinds of variables by id."""
+    """Return a processor by id with all kinds of variables."""
     return transform_with_state(
         Everything("id"), key="id", output="id binary, shown string", output_mode="update", time_mode="ProcessingTime"
     )
@@ -72,24 +72,26 @@ def tail_of(query: Harness) -> Record:
 
 
 def objects_with(query: Harness, ids: list[bytes], encryption_keys: str | None = None) -> set[str]:
-    """Return the names of the objects that have one of the ids."""
+    """Return the names of the objects that contain one of the ids."""
     return find_objects(query.root, ids, encryption_keys=encryption_keys)
 
 
 def files_with(query: Harness, ids: list[bytes]) -> set[Path]:
-    """Return the local files that have one of the ids."""
+    """Return the local files that contain one of the ids."""
     return find_files(query._folder / "copies", ids)
 
 
 def local_dir(query: Harness) -> str:
-    """Return the folder with the members' folders."""
+    """Return the parent folder of the members' folders."""
     return str(query._folder / "copies")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sample("aggregate", "distinct")
 def test_no_object_and_no_local_file_has_a_thousand_purged_ids(kind: str, tmp_path: Path) -> None:
-    """Ids that live, that were deleted before and that only old versions have. All other ids keep their state."""
+    """A purge removes ids that have state, that were deleted before, and that only old versions have; others keep their
+    state.
+    """
     chance = random.Random(5)
     ids = made_ids(3_000)
     gone = ids[:1_000]
@@ -137,7 +139,7 @@ def readable(query: Harness) -> list[dict[str, Any]]:
 
 
 def test_a_key_that_was_deleted_before_is_in_no_object_afterwards() -> None:
-    """It has no state, but the deltas of its key-group have it, and are not listed any more."""
+    """A purge removes a key that was deleted before, because deltas of its key-group still contain it."""
     ids = made_ids(20)
     text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
     with Harness(aggregates(), ROWS) as query:
@@ -151,7 +153,7 @@ def test_a_key_that_was_deleted_before_is_in_no_object_afterwards() -> None:
 
 
 def test_local_files_that_are_left_go_at_the_next_start() -> None:
-    """The command runs on another machine, so it cannot remove them. The first claim of a folder does."""
+    """Local files with purged keys on other machines are removed when an executor first claims its folder."""
     ids = made_ids(50)
     with Harness(aggregates(), ROWS) as query:
         query.feed(rows(ids))
@@ -170,7 +172,7 @@ def test_local_files_that_are_left_go_at_the_next_start() -> None:
 
 
 def test_timers_of_other_keys_fire_after_a_purge() -> None:
-    """The new snapshots of their key-groups say when the first one is due."""
+    """Timers of other keys still fire, because the new snapshots have the time of the earliest timer."""
     ids = made_ids(8)
     text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
     with Harness(processors(), IDS, now_ms=100_000, key_groups=2) as query:
@@ -183,7 +185,7 @@ def test_timers_of_other_keys_fire_after_a_purge() -> None:
 
 
 def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
-    """The new snapshots are encrypted, and decrypt to rows without the purged ids."""
+    """Snapshots that a purge writes are encrypted and contain no purged ids."""
     file = tmp_path / "keys.txt"
     file.write_text("a = " + "AAAA" * 10 + "AAA=\n")
     file.chmod(0o600)
@@ -206,7 +208,7 @@ def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
 
 
 def test_nothing_returns_to_a_version_before(tmp_path: Path) -> None:
-    """A rollback to an earlier batch or record is refused."""
+    """A rollback to a batch or record before a purge is refused."""
     with Harness(aggregates(), ROWS) as query:
         query.feed(rows([b"a", b"b"]))
         query.feed(rows([b"a", b"b"]))
@@ -222,7 +224,7 @@ def test_nothing_returns_to_a_version_before(tmp_path: Path) -> None:
 
 
 def test_a_purge_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash before the deletes the old objects are still there; running it again deletes them."""
+    """A purge that died before its deletes is completed by the same command."""
     ids = made_ids(20)
     text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
 
@@ -244,7 +246,7 @@ def test_a_purge_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytes
 
 
 def test_output_that_may_be_undelivered_is_not_deleted(tmp_path: Path) -> None:
-    """The sealed rows of the newest batch stay until the checkpoint or the operator says that they arrived."""
+    """Sealed output rows are deleted only after the checkpoint or the operator confirms their delivery."""
     ids = made_ids(5)
     text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
     with Harness(aggregates(), ROWS, deliver_after_commit=True) as query:
@@ -262,7 +264,7 @@ def test_output_that_may_be_undelivered_is_not_deleted(tmp_path: Path) -> None:
 
 
 def test_the_command_purges_on_a_root_of_files(tmp_path: Path) -> None:
-    """Unfinished files go too, and the plan says what is out of reach."""
+    """`riffle state delete --purge` also removes unfinished files of the root, and names what it cannot remove."""
     from tests.kit.simulated.world import World, one
 
     world = World(tmp_path / "local", root=f"file://{tmp_path}/state")

@@ -1,4 +1,4 @@
-"""Reasons of changes of state, which the log keeps: they must not name the key."""
+"""Reasons of state changes must not contain the key, because the log keeps them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kit.root_commands import run_command
     ],
 )
 def test_a_reason_must_not_name_the_key_as_a_word(key: str, reason: str, *, is_refused: bool) -> None:
-    """The log keeps the reason. A key within a longer word or number is chance."""
+    """A reason that contains the key as a word is refused, and a key within a longer word or number is allowed."""
     if is_refused:
         with pytest.raises(ConfigError, match="RIFFLE-1609"):
             Editor.of_process(reason, key)
@@ -35,7 +35,7 @@ def test_a_reason_must_not_name_the_key_as_a_word(key: str, reason: str, *, is_r
 
 @pytest.mark.parametrize("more", [(), ("--purge",), ("--request",)])
 def test_every_command_looks_for_its_key_in_the_reason(more: tuple[str, ...]) -> None:
-    """A deletion, a purge and a request are usage errors before anything is read."""
+    """A deletion, a purge, a request and a set value are usage errors if their reason contains the key."""
     done = run_command(
         "state", "delete", "memory://no-root", "--store", "totals", "--key", "ann", "--reason", "for ann", *more
     )

@@ -1,4 +1,4 @@
-"""The records that `riffle log` shows: which are read, and which of them a rollback may return to."""
+"""`riffle log` shows records and says which of them a rollback may return to."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ MINUTE_MS = 60_000
 
 
 def make_log(targets: Sequence[int | None]) -> tuple[str, Log]:
-    """Return a root and its log: record 0, and one record a minute for each of the targets.
-
-    ``None`` is a batch. A number is a rollback to a record before it.
+    """Return a root and its log: record 0, and one record per minute for each of the targets. ``None`` is a batch, and
+    a number is a rollback to a record before it.
     """
     root = f"memory://record-reader-{next(_NUMBERS)}"
     log = Log(open_store(root), root)
@@ -48,7 +47,7 @@ def make_log(targets: Sequence[int | None]) -> tuple[str, Log]:
 
 
 def present_history(log: Log, tail: Record) -> set[int]:
-    """Return the numbers of the records that no rollback gave up: from the newest one back, through the targets."""
+    """Return the numbers of the records that no rollback abandoned, from the newest one back through the targets."""
     history = set()
     sequence = tail.sequence
     while sequence >= 0:
@@ -65,16 +64,16 @@ def present_history(log: Log, tail: Record) -> set[int]:
 def test_records_of_any_period_have_their_sizes_and_rollback_targets(
     targets: Sequence[int | None], limit: int, since: int | None, until: int | None
 ) -> None:
-    """Compared with the whole log, read record by record."""
+    """The records of any period have the sizes and rollback targets that reading the whole log gives."""
     root, log = make_log(targets)
     assert log.tail is not None
     history = present_history(log, log.tail)
     period = Period(
         None if since is None else since * MINUTE_MS, None if until is None else until * MINUTE_MS + MINUTE_MS // 2
     )
-    wanted = [s for s in range(len(targets) + 1) if s * MINUTE_MS in period][-limit:]
+    expected = [s for s in range(len(targets) + 1) if s * MINUTE_MS in period][-limit:]
     shown = read_records(root, limit, period=period)
-    assert [record.sequence for record in shown] == wanted
+    assert [record.sequence for record in shown] == expected
     for record in shown:
         whole = log.read(record.sequence)
         is_batch = whole.kind == "batch"
@@ -91,7 +90,7 @@ def test_records_of_any_period_have_their_sizes_and_rollback_targets(
 def test_a_limit_and_a_period_bound_the_records_that_are_read(
     period: Period, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shown records, the one before them, and those of the bisection; not all 200."""
+    """A limit and a period read only the shown records, the one before them, and those of a binary search."""
     root, _ = make_log([None] * 200)
     read: Counter[str] = Counter()
     get = MemoryStore.get
@@ -106,7 +105,7 @@ def test_a_limit_and_a_period_bound_the_records_that_are_read(
 
 
 def test_damaged_and_missing_records_are_left_out() -> None:
-    """The others are shown."""
+    """Damaged and missing records are left out, and the others are shown."""
     root, _ = make_log([None] * 10)
     objects = open_store(root)
     objects.delete([paths.record_name(4), paths.record_name(7)])

@@ -1,4 +1,4 @@
-"""The remedies on logs that are really damaged, and drivers that come after them."""
+"""Rollbacks and adoptions repair damaged logs and mismatched checkpoints, and the next drivers continue."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tests.kit.simulated.world import World, one, totals
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query of one store: rollbacks and adoptions are of records, which list all stores."""
+    """Return a query with one store."""
     return World(tmp_path, operators=[totals()])
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint folder as Spark writes it, of the query that ``World`` runs, with batches 0 to 4 committed."""
+    """Return a checkpoint of the query as Spark writes it, with batches 0 to 4 committed."""
     folder = written_checkpoint(tmp_path / "checkpoint", 5, watermark_ms=7)
     for batch in range(5):
         (folder / "offsets" / f".{batch}.crc").write_text("x")
@@ -51,7 +51,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def fill(world: World, batches: int) -> None:
-    """Run batches of one row each: batch v adds v."""
+    """Run batches of one row each, whose value is the batch number."""
     for version in range(batches):
         world.batch(version, one(version))
 
@@ -66,7 +66,7 @@ def damage(world: World, sequence: int) -> None:
 
 
 def newest(world: World) -> int:
-    """Return the sequence of the newest record."""
+    """Return the number of the newest record."""
     return len(world.memory.list(paths.LOG)) - 1
 
 
@@ -74,7 +74,7 @@ def newest(world: World) -> int:
 def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    """A flipped newest record, or a lost full one, is refused with a remedy, and the remedy works."""
+    """A damaged newest record, or a lost full one, is refused with a rollback as the remedy, which works."""
     full_record_every(8, monkeypatch)
     batches = 5 if which == "newest" else 8 + 3
     fill(world, batches)
@@ -94,7 +94,7 @@ def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(
 
 
 def test_a_record_from_another_line_is_refused(world: World) -> None:
-    """A newest record that does not name the one before it is damage, even if its own checksum is right (I3)."""
+    """A newest record with the wrong digest of the previous one is refused, even if its own checksum is right (I3)."""
     fill(world, 3)
     last = newest(world)
     record = replace(world.log().read(last), previous="0" * 32)
@@ -106,7 +106,7 @@ def test_a_record_from_another_line_is_refused(world: World) -> None:
 
 
 def test_rollback_leaves_right_checkpoint_files_alone(world: World, checkpoint: Path) -> None:
-    """Spark's own commit file of the target keeps its watermark; later batches are gone, their checksums too."""
+    """A rollback keeps Spark's commit file of the target batch, and removes later batches with their checksum files."""
     fill(world, 5)
     rollback(world.home.root, 2, str(checkpoint), execute=True)
     assert sorted(p.name for p in (checkpoint / "commits").iterdir()) == ["0", "1", "2"]
@@ -116,7 +116,7 @@ def test_rollback_leaves_right_checkpoint_files_alone(world: World, checkpoint: 
 
 
 def test_rollback_writes_what_the_checkpoint_lacks(world: World, checkpoint: Path) -> None:
-    """A gap is closed forward: offsets from the record, and a commit."""
+    """A rollback writes missing or torn checkpoint entries from the record's offsets."""
     fill(world, 5)
     for name in ("offsets", "commits"):
         (checkpoint / name / "4").unlink()
@@ -127,7 +127,7 @@ def test_rollback_writes_what_the_checkpoint_lacks(world: World, checkpoint: Pat
 
 
 def test_a_dry_run_changes_nothing(world: World, checkpoint: Path) -> None:
-    """Without ``execute`` neither log nor checkpoint is touched."""
+    """Without ``execute`` neither the log nor the checkpoint changes."""
     fill(world, 5)
     other = Path(shutil.copytree(checkpoint, checkpoint.with_name("other")))
     (other / "metadata").write_text('{"id": "another"}')
@@ -140,7 +140,7 @@ def test_a_dry_run_changes_nothing(world: World, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_output_is_delivered_once_whatever_the_setting_becomes(tmp_path: Path, before: bool) -> None:
-    """``deliver_after_commit`` changed between a crash and the restart neither loses nor empties a delivery."""
+    """A change of ``deliver_after_commit`` between a crash and the restart loses no delivery and empties none."""
     world = World(tmp_path, deliver_after_commit=before)
     world.batch(0, one(1))
     world.crash_at = "after record"
@@ -154,7 +154,9 @@ def test_output_is_delivered_once_whatever_the_setting_becomes(tmp_path: Path, b
 
 
 def test_a_root_restored_from_a_backup_is_followed_by_warm_copies(world: World) -> None:
-    """Copies that are beyond a restored log are of a line that was given up: they are restored, not trusted."""
+    """After a root was restored from a backup, local copies with newer batches are replaced, because their history is
+    abandoned.
+    """
     fill(world, 3)
     backup = {name: world.memory.get(name) for name in world.memory.list("")}
     for _ in range(3):
@@ -172,7 +174,7 @@ def test_a_root_restored_from_a_backup_is_followed_by_warm_copies(world: World) 
 
 
 def crashed_before_delivery(folder: Path, batches: int) -> World:
-    """Return a query of which the last batch is committed, sealed and not delivered."""
+    """Return a query whose last batch is committed and sealed but not delivered."""
     world = World(folder, deliver_after_commit=True, retained_versions=20)
     fill(world, batches - 1)
     world.crash_at = "after record"
@@ -182,7 +184,7 @@ def crashed_before_delivery(folder: Path, batches: int) -> World:
 
 
 def goes_on(world: World, checkpoint: Path, batches: int) -> list[str]:
-    """Run a new driver by the checkpoint up to so many batches; return its decisions."""
+    """Run a new driver from the checkpoint up to batch ``batches``, and return its decisions."""
     world.start()
     first = Checkpoint(str(checkpoint)).next_batch()
     return [world.batch(version, one(version)).decision for version in range(first, batches)]
@@ -199,7 +201,7 @@ def goes_on(world: World, checkpoint: Path, batches: int) -> list[str]:
 def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
     first: int | None, then: int | str, ids: set[str], tmp_path: Path, checkpoint: Path
 ) -> None:
-    """The batch is committed, but its output was not delivered."""
+    """A rollback to a batch whose sealed output was not delivered delivers this output."""
     world = crashed_before_delivery(tmp_path, 4)
     if first is not None:
         rollback(world.home.root, first, str(checkpoint), execute=True)
@@ -214,16 +216,16 @@ def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
 
 
 def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path: Path, checkpoint: Path) -> None:
-    """Its query alone can ask for it."""
+    """State whose last output may be undelivered is not adopted until the old checkpoint or the operator confirms."""
     world = crashed_before_delivery(tmp_path, 4)
     root, other = world.home.root, tmp_path / "other"
     other.mkdir()
     (other / "metadata").write_text('{"id": "another"}')
-    for name in ("commits/3", "commits/4", "offsets/4"):  # batch 3 is to come once more
+    for name in ("commits/3", "commits/4", "offsets/4"):  # batch 3 has to be repeated
         (checkpoint / name).unlink()
-    for told in (False, str(checkpoint), str(other)):
+    for delivered in (False, str(checkpoint), str(other)):
         with pytest.raises(ConfigError, match="RIFFLE-0138"):
-            adopt(root, str(other), delivered=told, execute=True)
+            adopt(root, str(other), delivered=delivered, execute=True)
     with pytest.raises(ConfigError, match="RIFFLE-0137"):
         adopt(root, str(checkpoint), delivered=True, execute=True)
     assert adopt(root, str(other), delivered=True).version == -1
@@ -238,7 +240,7 @@ def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path
 
 
 def test_state_with_nothing_to_deliver_is_taken_over_at_once(tmp_path: Path, checkpoint: Path) -> None:
-    """The last batch brought no rows for the sink."""
+    """State whose last batch has no output rows is adopted without a confirmation."""
     world = World(tmp_path, deliver_after_commit=True)
     fill(world, 2)
     world.batch(2, one(0).slice(0, 0))
@@ -247,7 +249,7 @@ def test_state_with_nothing_to_deliver_is_taken_over_at_once(tmp_path: Path, che
 
 
 def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, checkpoint: Path) -> None:
-    """That checkpoint is all that tells the other query where it is; nothing is changed with ``execute`` or without."""
+    """A rollback with the checkpoint of another query is refused and changes neither the checkpoint nor the log."""
     fill(world, 5)
     (checkpoint / "metadata").write_text('{"id": "another"}')
     before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
@@ -259,7 +261,7 @@ def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, c
 
 
 def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, checkpoint: Path) -> None:
-    """After an adoption both queries' checkpoints may lead back: each to what it had."""
+    """A rollback to a record before an adoption returns the state to the earlier query."""
     fill(world, 3)
     had = newest(world)
     (checkpoint / "metadata").write_text('{"id": "another"}')
@@ -273,7 +275,7 @@ def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, chec
 
 @pytest.mark.usefixtures("short_cycles")
 def test_deletes_planned_before_an_adoption_are_not_done_i4(world: World, checkpoint: Path) -> None:
-    """The adoption fences a driver that still runs: its record has a higher epoch."""
+    """An adoption fences a running driver, which then deletes nothing (I4)."""
     world.start(InlineBackground(deferred=True))
     fill(world, 12)
     planned = world.background
@@ -287,7 +289,7 @@ def test_deletes_planned_before_an_adoption_are_not_done_i4(world: World, checkp
 
 
 def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: World, checkpoint: Path) -> None:
-    """Rows would count twice under delivery ids that were used."""
+    """A query cannot adopt its own state with an older checkpoint, because rows would count twice."""
     fill(world, 4)
     newer = checkpoint.with_name("newer")
     shutil.copytree(checkpoint, newer)
@@ -306,7 +308,7 @@ def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: 
 
 @pytest.mark.parametrize("batches", [5, 3])
 def test_state_is_not_taken_over_by_the_query_that_has_it(world: World, checkpoint: Path, batches: int) -> None:
-    """Its event time and offsets would be gone: there is nothing to take over."""
+    """A query cannot adopt the state that it already has, because that would lose its event time and offsets."""
     fill(world, batches)
     before = world.memory.list("")
     with pytest.raises(ConfigError, match="RIFFLE-0135"):
@@ -321,7 +323,7 @@ def test_state_is_not_taken_over_by_the_query_that_has_it(world: World, checkpoi
 def test_an_entry_that_is_larger_than_any_is_refused(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of the checkpoint that is none of Spark's is named, and not read whole."""
+    """A checkpoint file that is larger than any of Spark's is refused with its name."""
     fill(world, 5)
     monkeypatch.setattr(checkpoint_module, "_ENTRY_BYTES_MAX", 100)
     (checkpoint / "offsets" / "4").write_bytes(bytes(101))
@@ -330,7 +332,7 @@ def test_an_entry_that_is_larger_than_any_is_refused(
 
 
 def test_empty_means_empty(world: World, checkpoint: Path) -> None:
-    """Who wants to begin with no state does not go on with what is there. Key-groups and dispatch are as told."""
+    """`adopt --empty` starts without state, with the given key-groups and dispatch, and refuses a root with state."""
     root, total = world.home.root, world.settings.key_groups
     world.start()
     with pytest.raises(ConflictError):
@@ -346,7 +348,7 @@ def test_empty_means_empty(world: World, checkpoint: Path) -> None:
 
 
 def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, object_server: ObjectServer) -> None:
-    """The endpoint of the settings is the checkpoint's, too: a rollback leads it back, and the query goes on."""
+    """A rollback works with a checkpoint on an S3-compatible server, with the endpoint of the settings."""
     fill(world, 5)
     options = StoreOptions(s3=S3Options(endpoint=object_server.endpoint, region="us-east-1"))
     place = f"{BUCKET}/{checkpoint.parent.name}"
@@ -367,7 +369,7 @@ def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, ob
 def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
+    """A checkpoint or store that does not answer raises UnavailableError, and the command exits with code 3."""
     monkeypatch.setattr("time.sleep", lambda _: None)
     strategy = fs.AwsStandardS3RetryStrategy
     monkeypatch.setattr(fs, "AwsStandardS3RetryStrategy", lambda max_attempts: strategy(max_attempts=1))  # noqa: ARG005
@@ -389,7 +391,7 @@ def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(
     ("name", "form"), [("my dir", "{}"), ("a%20b", "file:{}"), ("a#b", "file://{}"), ("a?b", "{}"), ("ä", "file://{}")]
 )
 def test_a_checkpoint_is_found_by_the_name_that_spark_has_for_it(checkpoint: Path, name: str, form: str) -> None:
-    """Spark takes a path as it is, whatever a URI makes of its characters."""
+    """A checkpoint path is used literally as in Spark, whatever its characters mean in a URI."""
     folder = checkpoint.rename(checkpoint.with_name(name))
     found = Checkpoint(form.format(folder))
     assert (found.query_id(), found.next_batch()) == ("query", 5)
@@ -397,7 +399,7 @@ def test_a_checkpoint_is_found_by_the_name_that_spark_has_for_it(checkpoint: Pat
 
 @pytest.mark.parametrize("to", ["1_0", "٣", "record:-1", "record:" + "9" * 5000, ""])
 def test_what_names_no_batch_is_refused(world: World, checkpoint: Path, to: str) -> None:
-    """Only digits do: this removes entries of a checkpoint."""
+    """A rollback target that is no plain number or record is refused, because a rollback removes checkpoint entries."""
     fill(world, 2)
     with pytest.raises(ConfigError, match="RIFFLE-0130"):
         rollback(world.home.root, to, str(checkpoint))
@@ -406,7 +408,7 @@ def test_what_names_no_batch_is_refused(world: World, checkpoint: Path, to: str)
 def test_state_that_was_taken_over_is_gone_back_to_by_a_checkpoint_that_knows_it(
     world: World, checkpoint: Path
 ) -> None:
-    """The log has no offsets of that batch."""
+    """A rollback to an adopted state needs a checkpoint with that batch, because the log does not have its offsets."""
     fill(world, 3)
     root = world.home.root
     (checkpoint / "metadata").write_text('{"id": "another"}')
@@ -431,7 +433,7 @@ def test_state_that_was_taken_over_is_gone_back_to_by_a_checkpoint_that_knows_it
 
 
 class CutOff:
-    """A local file system whose user is gone at one of its deletes."""
+    """A local file system that raises KeyboardInterrupt at one of its deletes."""
 
     def __init__(self, at: int) -> None:
         self._files, self._left = LocalFileSystem(), at
@@ -440,7 +442,7 @@ class CutOff:
         return getattr(self._files, name)
 
     def delete_file(self, name: str) -> None:
-        """Delete a file, or do not."""
+        """Delete a file, or raise KeyboardInterrupt."""
         self._left -= 1
         if self._left < 0:
             raise KeyboardInterrupt
@@ -451,7 +453,7 @@ class CutOff:
 def test_a_rollback_that_is_cut_off_leaves_no_checksum_of_an_entry_that_is_gone(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Spark could not write that entry anew, or read it; the same command again does the rest."""
+    """An interrupted rollback leaves no checksum file without its entry, and the same command completes it."""
     fill(world, 5)
     for batch in range(5):
         (checkpoint / "commits" / f".{batch}.crc").write_text("x")
@@ -470,7 +472,7 @@ def test_a_rollback_that_is_cut_off_leaves_no_checksum_of_an_entry_that_is_gone(
 def test_a_rollback_that_ends_half_way_names_the_way_back(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """The record that it names leads back to where the state was."""
+    """A rollback that fails after its record names the record that leads back to the state before."""
     fill(world, 5)
 
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The least that a job may do: a policy that a command prints, and a job that runs where every other call is denied."""
+"""`riffle policy` prints the least rights of a job, and a job runs with these rights only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ACTIONS = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject"
 
 
 class Guard:
-    """Decides by a policy, as IAM does, what passes; keeps what was used of it and what was denied."""
+    """A proxy filter that allows requests by a policy, like IAM, and records used actions and denied requests."""
 
     def __init__(self, policy: Mapping[str, object]) -> None:
         self._statements = cast("Sequence[Statement]", policy["Statement"])
@@ -42,7 +42,7 @@ class Guard:
         self.denied: list[str] = []
 
     def __call__(self, method: str, path: str, body: bytes) -> bool:
-        """Tell whether all that a call asks for is allowed."""
+        """Return whether the policy allows everything that a request needs."""
         asked = list(wanted(method, path, body))
         denied = [f"{action} {arn}" for action, arn, prefix in asked if not self._allows(action, arn, prefix)]
         self.used |= {action for action, _, _ in asked} if not denied else set()
@@ -61,12 +61,12 @@ class Guard:
 
 
 def like(text: str, pattern: str) -> bool:
-    """Tell whether a text is like a pattern with stars."""
+    """Return whether a text matches a pattern with stars."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
 
 
 def wanted(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str | None]]:
-    """Yield what a request to S3 needs: action, resource and the prefix that it lists."""
+    """Yield what a request to S3 needs: action, resource, and the listed prefix."""
     url = urlsplit(path)
     bucket, _, key = unquote(url.path).lstrip("/").partition("/")
     query, arn = parse_qs(url.query, keep_blank_values=True), f"arn:aws:s3:::{bucket}"
@@ -77,7 +77,7 @@ def wanted(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str 
         yield "s3:ListBucket", arn, query.get("prefix", [""])[0]
     elif method in _ACTIONS and key and not query:
         yield _ACTIONS[method], f"{arn}/{key}", None
-        yield from [("s3:ListBucket", arn, None)] if method != "PUT" else []  # to be told that there is none
+        yield from [("s3:ListBucket", arn, None)] if method != "PUT" else []  # lets S3 answer that an object is absent
 
 
 DESTRUCTIVE = ("adopt", "rollback", "dispatch", "keys")
@@ -104,7 +104,7 @@ def reading_commands(root: str, folder: Path) -> dict[str, list[str]]:
 
 
 def watch_and_steer(world: World, status: StatusExporter, version: int) -> None:
-    """Let the driver put and replace its status, and a command its requests, in certain batches."""
+    """Let the driver write and replace its status, and a command its requests, in certain batches."""
     if version in (0, 20):
         world.clock.advance(100)
         status.export(None, world.driver.facts(), ())
@@ -115,7 +115,7 @@ def watch_and_steer(world: World, status: StatusExporter, version: int) -> None:
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Return what is below a folder."""
+    """Return the contents of all files below a folder."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -123,7 +123,9 @@ def files_below(folder: Path) -> dict[str, bytes]:
 def test_a_job_runs_where_every_other_call_is_denied(
     object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches, snapshots, deletes, a scan, a restart elsewhere, a rollback."""
+    """Batches, snapshots, deletes, scans, restarts, rollbacks and commands work with only the rights of the printed
+    policy.
+    """
     root = object_server.new_root()
     printed = json.loads(CliRunner().invoke(main, ["policy", root]).output)
     guard = Guard(printed)
@@ -168,7 +170,7 @@ def test_a_job_runs_where_every_other_call_is_denied(
             done = CliRunner().invoke(main, [*arguments, "--conf-file", str(tmp_path / "riffle.toml")])
             assert done.exit_code == 0, f"{name}: {done.output}"
         denied = f"s3:PutObject arn:aws:s3:::{root.removeprefix('s3://')}/log/1"
-        assert reading.denied == [denied] * 2, "it is sent once more with fresh credentials"
+        assert reading.denied == [denied] * 2, "a denied request is sent once more with credentials that are read again"
         assert reading.used == {"s3:ListBucket", "s3:GetObject"}
         for name, arguments in reading_commands(root, tmp_path).items():
             if name in DESTRUCTIVE:
@@ -178,7 +180,7 @@ def test_a_job_runs_where_every_other_call_is_denied(
 
 
 def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
-    """Bucket, prefix, the key of SSE-KMS and AWS's other parts."""
+    """A policy names the bucket, the prefix, the KMS key and the AWS partition, and no other resource."""
     text = CliRunner().invoke(main, ["policy", "s3://bkt/p/q", "--kms-key", KEY]).output
     listing, objects, key = json.loads(text)["Statement"]
     assert listing["Resource"] == ["arn:aws:s3:::bkt"]
@@ -191,7 +193,7 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         ["--kms-key", "arn:aws:kms:x:1:key/*"],
         ["--kms-key", KEY.replace("key/mrk-1234abcd", "alias/riffle")],
@@ -199,15 +201,15 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
         ["--partition", "foo"],
     ],
 )
-def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(asked: list[str]) -> None:
-    """A pattern as the key would be a right to decrypt with every key; IAM knows keys by their ARN, and no alias."""
-    done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
-    assert (done.exit_code, asked[0] in done.output) == (2, True), done.output
+def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(options: list[str]) -> None:
+    """A key pattern, a key alias and a wrong partition are refused, because they would grant too much or nothing."""
+    done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *options])
+    assert (done.exit_code, options[0] in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*"])
 def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
-    """A pattern in it would be a right to more."""
+    """A root with a pattern is refused, because the policy would grant more."""
     assert CliRunner().invoke(main, ["policy", root]).exit_code == 2
     with pytest.raises(ConfigError):
         iam_policy(root)
@@ -215,7 +217,7 @@ def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
 
 @pytest.mark.parametrize(("flags", "permissions"), [([], 4), (["--read-only"], 2)])
 def test_a_role_of_google_cloud_names_permissions_and_prefix(flags: list[str], permissions: int) -> None:
-    """Creating and deleting only if the job writes."""
+    """A Google Cloud role names permissions and the prefix, and grants creates and deletes only if the job writes."""
     rights = json.loads(CliRunner().invoke(main, ["policy", "gs://bkt/p/q", *flags]).output)
     granted = rights["role"]["includedPermissions"]
     assert len(granted) == permissions
@@ -228,7 +230,7 @@ def test_a_role_of_google_cloud_names_permissions_and_prefix(flags: list[str], p
     ("root", "account"), [("abfss://state@acc.dfs.core.windows.net/p", "acc"), ("az://state/p", "ACCOUNT")]
 )
 def test_a_role_of_azure_names_data_actions_and_container(root: str, account: str) -> None:
-    """Rights are granted on the container. No action manages the account."""
+    """An Azure role names data actions and the container, and no action on the account."""
     rights = json.loads(CliRunner().invoke(main, ["policy", root]).output)
     assert [action.rpartition("/")[2] for action in rights["DataActions"]] == ["read", "write", "delete"]
     assert rights["Actions"] == []
@@ -239,5 +241,5 @@ def test_a_role_of_azure_names_data_actions_and_container(root: str, account: st
 
 
 def test_a_key_of_aws_is_refused_for_another_cloud() -> None:
-    """It would have no effect."""
+    """An AWS key is refused for another cloud."""
     assert CliRunner().invoke(main, ["policy", "gs://bkt/p", "--kms-key", KEY]).exit_code == 2

@@ -1,4 +1,4 @@
-"""A rollback beside deletes that are queued or on their way: what it goes back to stays, or it is refused."""
+"""A rollback during pending deletes is refused, or keeps everything that its target needs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 
 class Beside:
-    """A driver whose deletes all wait, and its root as it then is, to be gone back to again and again."""
+    """A driver whose deletes wait, and its root at that time, which can be restored for each try."""
 
     def __init__(self, folder: Path) -> None:
         self.world = World(folder / "local", operators=[totals()], snapshot_chain_links=2)
         self.world.store = self.store = InterruptedStore(self.world.memory)  # type: ignore[assignment]
         self.waiting: list[Callable[[], Steps[object]]] = []
         self.world.start(InlineBackground(deferred=True))
-        upkeep = self.world.driver._upkeep  # private: its work is kept, to be done again and again
-        work = upkeep._work  # private: the same
+        upkeep = self.world.driver._upkeep  # private: keeps its work, so that it can be run repeatedly
+        work = upkeep._work  # private: as above
         work.submit = self.waiting.append  # type: ignore[assignment]
         for version in range(BATCHES):
             self.world.batch(version, rows_of(*((f"k{n}", version, version * 10 + n) for n in range(6))))
@@ -46,27 +46,29 @@ class Beside:
 
     @staticmethod
     def checkpoint_at(folder: Path) -> str:
-        """Make a checkpoint that has no batch yet."""
+        """Create a checkpoint without batches and return its path."""
         for name in ("offsets", "commits"):
             (folder / "checkpoint" / name).mkdir(parents=True)
         (folder / "checkpoint" / "metadata").write_text(json.dumps({"id": "query"}))
         return str(folder / "checkpoint")
 
     def again(self) -> None:
-        """Make the root what it was."""
+        """Restore the root."""
         self.world.memory.delete(self.world.memory.list(""))
         for name, data in self.kept.items():
             self.world.memory.put_if_absent(name, data)
 
     def run_with_rollback(self, target: int | str, at: int) -> tuple[bool, int]:
-        """Let the waiting work run, and at request ``at`` of it go back."""
-        taken = []
+        """Run the waiting work with a rollback at its request ``at``. Return whether the rollback succeeded, and the
+        requests.
+        """
+        outcomes = []
 
         def go_back() -> None:
             try:
-                taken.append(rollback(self.world.home.root, target, self.checkpoint, execute=True).executed)
+                outcomes.append(rollback(self.world.home.root, target, self.checkpoint, execute=True).executed)
             except ConfigError:
-                taken.append(False)
+                outcomes.append(False)
 
         self.store.calls, self.store.stop_at, self.store.at_call = 0, at, go_back
         for work in self.waiting:
@@ -75,11 +77,11 @@ class Beside:
         if self.store.stop_at >= 0:
             self.store.stop_at = -1
             go_back()
-        return taken == [True], self.store.calls
+        return outcomes == [True], self.store.calls
 
 
 def lost(root: str) -> list[str]:
-    """Return what the newest record lists and is not there."""
+    """Return the names of objects that the newest record lists and the store lacks."""
     objects = open_store(root)
     log = Log(objects, root)
     tail = log.open()
@@ -95,30 +97,30 @@ DELETED = (0, "record:1")
 @pytest.mark.parametrize("target", [*RETAINED, *DELETED, BATCHES // 2])
 @pytest.mark.sample(str(BATCHES - 2), "0")
 def test_a_rollback_and_queued_deletes_never_lose_what_is_gone_back_to(tmp_path: Path, target: int | str) -> None:
-    """At every request of the waiting deletes and scans, to every batch: taken and whole, or refused with the range."""
+    """A rollback at any request of pending deletes and scans succeeds with all its objects, or is refused."""
     beside = Beside(tmp_path)
     accepted, at, calls = 0, 1, 1
     while at <= calls:
         beside.again()
-        taken, calls = beside.run_with_rollback(target, at)
+        succeeded, calls = beside.run_with_rollback(target, at)
         assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {at} of {calls}"
-        accepted += taken
+        accepted += succeeded
         at += 1
     if target in RETAINED:
-        assert accepted, "what is retained can be gone back to"
+        assert accepted, "no rollback to a retained batch succeeded"
     if target in DELETED:
-        assert not accepted, "nothing waited that the first batches need: the test tells nothing"
+        assert not accepted, "no pending delete was for objects of the first batches, so the test proves nothing"
 
 
 def newest(world: World, back: int = 0) -> Record:
-    """Return the newest record, or one before it."""
+    """Return the newest record, or an earlier one."""
     log = world.log()
     assert log.tail is not None
     return log.read(log.tail.sequence + back)
 
 
 def listed(world: World, first: int) -> set[str]:
-    """Return what the records from one on list."""
+    """Return the objects that the records from ``first`` on list."""
     log = world.log()
     assert log.tail is not None
     records = map(log.read, range(first, log.tail.sequence + 1))
@@ -127,7 +129,7 @@ def listed(world: World, first: int) -> set[str]:
 
 @pytest.mark.parametrize("promised", [0, 4, 8])
 def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) -> None:
-    """Whatever the rule of retention gives free by then: that is for the scan after a record that says so."""
+    """A scan keeps all objects that its record promises, even if retention would release them by now."""
     world = Beside(tmp_path).world
     needed, every = listed(world, promised), listed(world, 0)
     found = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
@@ -138,7 +140,7 @@ def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) ->
 
 
 def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
-    """Neither records nor objects."""
+    """A scan of a fenced driver deletes neither records nor objects."""
     beside = Beside(tmp_path)
     tail = newest(beside.world)
     rollback(beside.world.home.root, BATCHES - 1, beside.checkpoint, execute=True)
@@ -148,11 +150,11 @@ def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
-    """In the middle of the deletes: its batches add to what was, and its own deletes respect what is promised."""
+    """After a rollback during deletes, the next driver continues from the target and keeps promised objects."""
     beside = Beside(tmp_path)
     world, before = beside.world, newest(beside.world).promised
-    taken, _ = beside.run_with_rollback(BATCHES - 2, 3)
-    assert taken
+    succeeded, _ = beside.run_with_rollback(BATCHES - 2, 3)
+    assert succeeded
     assert newest(world).promised == before > newest(world, -BATCHES).promised
     world.store = world.memory  # type: ignore[assignment]
     world.start()
@@ -164,7 +166,7 @@ def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
 
 
 def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
-    """A batch and a record that are there, but whose objects may go at any moment; and what names neither."""
+    """Batches and records before the promise, and unknown ones, are refused with the range that is promised."""
     world = Beside(tmp_path).world
     tail = world.log().tail
     assert tail is not None
@@ -182,7 +184,7 @@ def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
 
 
 def test_a_rollback_does_not_take_the_promise_back(tmp_path: Path) -> None:
-    """The record that it goes back to promised more once, which may be deleted by now."""
+    """A rollback keeps the present promise, because objects of the target's older promise may be deleted."""
     world, checkpoint = World(tmp_path / "local", retained_versions=4), Beside.checkpoint_at(tmp_path)
     for version in range(BATCHES):
         world.batch(version, rows_of(("a", 1, version)))
@@ -193,7 +195,7 @@ def test_a_rollback_does_not_take_the_promise_back(tmp_path: Path) -> None:
 
 
 def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
-    """To a record of the line that was given up, over what was run since; then to one of the line in between."""
+    """A rollback can return to records of abandoned histories, again and again."""
     checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
     root = world.home.root
     states: dict[tuple[int, int], dict[object, tuple[object, ...]]] = {}
@@ -224,7 +226,7 @@ def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
 
 
 def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Path) -> None:
-    """A claim after a claim looks at the old end of the log, which no batch needs: the report tells what is wrong."""
+    """A damaged old record does not prevent a query from starting, and the batch report warns of it."""
     world = World(tmp_path, retained_versions=4)
     for version in range(BATCHES):
         world.batch(version, rows_of(("a", 1, version)))
@@ -241,7 +243,7 @@ def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Pa
 
 
 def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_path: Path) -> None:
-    """Their epochs are not known: its own is higher than any that they may have."""
+    """A rollback over unreadable claims gets a higher epoch than they can have, and so fences their drivers."""
     checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
     for version in range(3):
         world.batch(version, rows_of(("a", 1, version)))
@@ -259,7 +261,7 @@ def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_pat
 
 
 def test_a_promise_never_goes_back_where_more_is_to_be_retained(tmp_path: Path) -> None:
-    """Neither with a new driver nor with a claim after a claim: what it was given up for may be deleted by now."""
+    """A promise never moves back, even if settings retain more, because older objects may be deleted."""
     world = Beside(tmp_path).world
     promised = newest(world).promised
     world.settings = replace(world.settings, retained_versions=1_000, retained_for=86_400)

@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {"num_standbys": 1, "snapshot_chain_links": 16, "reta
 
 
 class Query(EncryptedRoot):
-    """The query that wrote the old root, started again with the code of today."""
+    """The query that wrote the old root, started again with the present code."""
 
     def __init__(self, folder: Path, *, copies: bool) -> None:
         super().__init__(ARCHIVE, folder, copies=copies)
@@ -29,7 +29,7 @@ class Query(EncryptedRoot):
         self.start()
 
     def oracle_at(self, version: int) -> Oracle:
-        """Return the oracle as it was after a batch of the old version."""
+        """Return the oracle after a batch of the old version."""
         return oracle_of(self.expected["states"][str(version)])
 
     def start(self) -> None:
@@ -52,7 +52,9 @@ class Query(EncryptedRoot):
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_it_continues_with_blocks(tmp_path: Path, *, copies: bool) -> None:
-    """A chain may have parts and blocks. With local copies or without, the state is right after each restart."""
+    """A query continues with blocks beside old parts, with correct state after restarts and with or without local
+    copies.
+    """
     query = Query(tmp_path, copies=copies)
     query.check()
     parts, in_blocks = query.count_links()
@@ -73,7 +75,7 @@ def test_it_continues_with_blocks(tmp_path: Path, *, copies: bool) -> None:
 
 @pytest.mark.parametrize("batches", [0, 6])
 def test_it_is_rolled_back(tmp_path: Path, batches: int) -> None:
-    """To a batch before the upgrade, before and after this version has written, and it continues from there."""
+    """The root is rolled back to a batch before the upgrade and continued, also after this version has written."""
     query = Query(tmp_path, copies=True)
     query.run(batches)
     checkpoint = str(written_checkpoint(tmp_path / "checkpoint", query.version))

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 
 def shown_once_stored(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Show the value of each row, and store new keys alone."""
+    """Return the value of each row, and store only new keys."""
     rows = rows.select(["k", "v"])
     is_new = pc.invert(pc.is_in(rows["k"], value_set=state["k"].combine_chunks()))
     return rows, rows.filter(is_new), state.select(["k"]).slice(0, 0)
 
 
 def test_a_savepoint_keeps_the_sealed_output_of_its_batch(tmp_path: Path) -> None:
-    """A rollback to it delivers these rows again. If a batch changes no state, only they are in its objects."""
+    """A savepoint keeps the sealed output rows of its batch, also those in objects without state."""
     function = arrow_function(shown_once_stored, state=pa.schema([ROWS.field("v")]), output=ROWS.remove(2))
     operator = operator_of("shown", ["k"], function, (), ROWS)
     query = World(tmp_path, operators=(operator,), snapshot_chain_links=2, deliver_after_commit=True)

@@ -1,4 +1,4 @@
-"""Savepoints of a stopped query, rollbacks to them and to times, and what commands show of them."""
+"""Savepoints of a stopped query, rollbacks to savepoints and times, and the commands that show them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 CREATION_REQUESTS = [
     (method, call) for method, calls in {"list": 2, "head": 2, "get": 4, "put": 3}.items() for call in range(calls)
 ]
-"""The requests of ``create`` by method, each with its number among those of the method."""
+"""The requests of ``create``: the method, and the number of the request among those of its method."""
 
 
 @pytest.fixture
 def world(tmp_path: Path, states: States) -> World:
-    """A query after six batches, which keeps two records."""
+    """Return a query after six batches, which retains two records."""
     query = World(tmp_path / "local", operators=[totals()], snapshot_chain_links=2)
     feed_six_keys(query, 0, 5, states)
     return query
@@ -46,12 +46,12 @@ def world(tmp_path: Path, states: States) -> World:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """The checkpoint of that query, with the newest entries alone, as Spark keeps them."""
+    """Return the checkpoint of that query with only its newest entries, as Spark keeps it."""
     return written_checkpoint(tmp_path / "checkpoint", 22, first=16)
 
 
 def missing(world: World) -> list[str]:
-    """Return what is gone of the savepoints in the newest record, and of that record."""
+    """Return the missing objects of the savepoints in the newest record, and of the record itself."""
     tail = world.log().tail
     assert tail is not None
     needed = world.log().manifest.object_names()
@@ -61,11 +61,11 @@ def missing(world: World) -> list[str]:
 
 
 def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, checkpoint: Path, states: States) -> None:
-    """State, offsets and checkpoint are those of the batch, and the query goes on from there; the savepoint stays."""
+    """A rollback to a savepoint many batches later restores state, offsets and checkpoint, and keeps the savepoint."""
     Savepoints(world.home.root).create("release")
     world.start()
     feed_six_keys(world, 6, 21, states)
-    assert not world.memory.exists(paths.record_name(5)), "its record is gone from the log"
+    assert not world.memory.exists(paths.record_name(5)), "the record of batch 5 is still in the log"
     with pytest.raises(ConfigError, match=r"(?s)batch 5.*savepoint release"):
         rollback(world.home.root, 5, str(checkpoint))
     plan = rollback(world.home.root, "savepoint:release", str(checkpoint))
@@ -83,7 +83,7 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, che
 
 
 def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint: Path) -> None:
-    """The record before the rollback is of a later batch, so the log has no offsets of the batch before."""
+    """A savepoint that is created after a rollback has the offsets of its batch and of the batch before."""
     Savepoints(world.home.root).create("a")
     world.start()
     feed_six_keys(world, 6, 21)
@@ -99,7 +99,7 @@ def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint
 
 
 def test_a_savepoint_has_the_time_of_its_batch(world: World, checkpoint: Path) -> None:
-    """Not that of the record that it keeps: a claim, or a record of kind `savepoint`, is written later."""
+    """A savepoint has the commit time of its batch, not that of a later claim or savepoint record."""
     root = world.home.root
     tail = world.log().tail
     assert tail is not None
@@ -120,12 +120,12 @@ def test_a_savepoint_has_the_time_of_its_batch(world: World, checkpoint: Path) -
     world.start()
     feed_six_keys(world, 6, 21)
     rollback(root, "savepoint:claim", str(checkpoint), execute=True)
-    assert Savepoints(root).create("gone").committed_ms == tail.time_ms, "the record of the batch is gone"
+    assert Savepoints(root).create("gone").committed_ms == tail.time_ms, "the record of the batch is deleted"
 
 
 @pytest.mark.parametrize("when", ["create", "delete"])
 def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, when: str) -> None:
-    """A driver that still runs is told so by its next commit; the next one carries the savepoints on."""
+    """A savepoint command fences a running driver, and the next driver keeps the list of savepoints."""
     savepoints = Savepoints(world.home.root)
     savepoints.create("a")
     if when == "delete":
@@ -142,12 +142,12 @@ def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, whe
 
 
 def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> None:
-    """Its record's number is taken; the object that it put is no savepoint, and goes."""
+    """A savepoint command that a query overtakes creates nothing, and later drivers delete its object."""
     savepoints = Savepoints(world.home.root)
     feed_six_keys(world, 6, 6)
     with pytest.raises(FencedError, match="RIFFLE-0508"):
         savepoints.create("a")
-    for first, last in ((7, 8), (9, 14)):  # the object has the epoch of the next driver; the one after that deletes it
+    for first, last in ((7, 8), (9, 14)):  # the driver after the next one deletes the object
         world.start()
         feed_six_keys(world, first, last)
     assert world.memory.list(paths.SAVEPOINTS) == []
@@ -159,7 +159,7 @@ def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> Non
 def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, call: int
 ) -> None:
-    """An answer that is lost may hide a record that was written; the query goes on either way."""
+    """A creation that fails at any request can be repeated, and the query continues either way."""
     store = FaultyStore(world.memory, sleep=lambda _: None)
     monkeypatch.setattr(offline_savepoints, "open_store", lambda *_: store)
     store.script(Fault("answer_lost" if method == "put" else "unavailable", method, skip=call))
@@ -179,7 +179,7 @@ def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated
 
 
 def test_a_creation_has_no_other_requests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that the test above lets fail are all."""
+    """``create`` sends no other requests than ``CREATION_REQUESTS``, each of which another test lets fail."""
     store = FaultyStore(world.memory)
     monkeypatch.setattr(offline_savepoints, "open_store", lambda *_: store)
     Savepoints(world.home.root).create("a")
@@ -187,7 +187,7 @@ def test_a_creation_has_no_other_requests(world: World, monkeypatch: pytest.Monk
 
 
 def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoint: Path, tmp_path: Path) -> None:
-    """Each copies them from the newest record, whatever it makes of the state."""
+    """Adoptions, switches of dispatch and rollbacks keep the list of savepoints."""
     Savepoints(world.home.root).create("a")
     world.start()
     feed_six_keys(world, 6, 8)
@@ -204,7 +204,7 @@ def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoin
 
 
 def test_a_purge_ends_savepoints(world: World) -> None:
-    """They may hold the keys; nothing of them stays, and the query runs on."""
+    """A purge ends all savepoints and deletes their objects, because they may contain the keys."""
     Savepoints(world.home.root).create("a")
     plan = purge_keys(world.home.root, "totals", KeyChoice('"k1"'), Editor("erasure"), execute=True)
     assert "end the savepoints a" in plan.steps
@@ -217,7 +217,7 @@ def test_a_purge_ends_savepoints(world: World) -> None:
 
 @pytest.mark.long
 def test_costs_are_what_only_savepoints_keep(world: World) -> None:
-    """Nothing at first; later all its objects, each of which is counted once."""
+    """The costs of savepoints count once each object that is kept only for savepoints."""
     Savepoints(world.home.root).create("a")
     Savepoints(world.home.root).create("b")
     costs = Savepoints(world.home.root).measure()
@@ -230,13 +230,13 @@ def test_costs_are_what_only_savepoints_keep(world: World) -> None:
     assert costs.only_objects == len(kept) == costs.savepoints[0].objects
     sizes = [len(world.memory.get(name) or b"") for name in kept]
     assert 0.8 * sum(sizes) <= costs.only_bytes <= sum(sizes)
-    assert [each.only_objects for each in costs.savepoints] == [0, 0], "each keeps what the other does"
+    assert [each.only_objects for each in costs.savepoints] == [0, 0], "both savepoints keep the same objects"
     Savepoints(world.home.root).delete("b")
     assert Savepoints(world.home.root).measure().savepoints[0].only_objects == len(kept)
 
 
 def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
-    """A missing object of its batch breaks a rollback, and so does its own object."""
+    """`verify` finds a missing object of a savepoint's batch, and a missing savepoint object."""
     Savepoints(world.home.root).create("a")
     world.start()
     feed_six_keys(world, 6, 18)
@@ -255,23 +255,23 @@ def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
 
 
 def test_the_parts_of_savepoints_are_counted_by_key(world: World) -> None:
-    """An old key is needed while a savepoint has parts of it."""
+    """Parts of savepoints are counted by encryption key, because their key is still needed."""
     Savepoints(world.home.root).create("a")
     lines = switch_keys(world.home.root).steps
     assert [line.split(":")[0] for line in lines] == ["plain", "savepoint a"]
 
 
 class TestTimes:
-    """Rollbacks to a time: the newest record that was written by then."""
+    """Rollbacks to a time choose the newest record that was written by then."""
 
     @staticmethod
     def text(seconds: float) -> str:
-        """Return a time as ISO text."""
+        """Return a rollback target for a time in seconds."""
         return "time:" + datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
     @pytest.fixture
     def written(self, world: World) -> dict[int, float]:
-        """When each retained batch was committed, in seconds since the epoch."""
+        """Return the commit time of each retained batch in seconds since the epoch."""
         log = world.log()
         assert log.tail is not None
         records = [log.read(sequence) for sequence in range(log.tail.promised, log.tail.sequence + 1)]
@@ -281,14 +281,14 @@ class TestTimes:
     def test_the_batch_before_or_at_the_time_is_taken(
         self, world: World, checkpoint: Path, written: dict[int, float], later: float
     ) -> None:
-        """Also if it was committed in this very millisecond."""
+        """A time chooses the newest batch that was committed at or before it."""
         for version, second in written.items():
             assert rollback(world.home.root, self.text(second + later), str(checkpoint)).version == version
 
     def test_a_time_before_all_retained_records_names_the_savepoint(
         self, world: World, checkpoint: Path, written: dict[int, float]
     ) -> None:
-        """Retention has released it; the savepoint is older."""
+        """A time before all retained records is refused, and the remedy names an older savepoint."""
         Savepoints(world.home.root).create("a")
         world.start()
         feed_six_keys(world, 6, 18)
@@ -300,7 +300,7 @@ class TestTimes:
         assert "savepoint a" not in refused.value.remedy
 
     def test_of_several_older_savepoints_the_newest_is_named(self, world: World, checkpoint: Path) -> None:
-        """It is the one that gives up the fewest batches before the time."""
+        """Of several older savepoints the remedy names the newest."""
         Savepoints(world.home.root).create("a")
         world.start()
         feed_six_keys(world, 6, 7)
@@ -315,7 +315,7 @@ class TestTimes:
         assert "savepoint b" in refused.value.remedy
 
     def test_a_time_in_the_future_is_refused(self, world: World, checkpoint: Path) -> None:
-        """It is most likely of another zone."""
+        """A time in the future is refused, because its zone is probably wrong."""
         with pytest.raises(ConfigError, match="RIFFLE-1581"):
             rollback(world.home.root, "time:2999-01-01T00:00Z", str(checkpoint))
 
@@ -324,14 +324,14 @@ class TestTimes:
     def test_a_time_without_a_zone_is_refused_and_changes_nothing(
         self, world: World, checkpoint: Path, text: str
     ) -> None:
-        """As a wrong call of the command, before anything is read."""
+        """A time without a zone is a usage error before anything is read."""
         before = world.memory.list("")
         result = run_command("rollback", world.home.root, "--checkpoint", checkpoint, "--to-time", text, "--execute")
         assert (result.exit_code, "RIFFLE-1580" in result.output) == (2, True), result.output
         assert world.memory.list("") == before
 
     def test_batches_that_a_rollback_gave_up_do_not_count(self, world: World, checkpoint: Path) -> None:
-        """The state at that time is taken from the history that led to the newest record."""
+        """Batches that a rollback abandoned do not count for a later rollback to a time."""
         world.settings = world.settings.but(retained_versions=100)
         world.start()
         feed_six_keys(world, 6, 9)
@@ -344,10 +344,12 @@ class TestTimes:
 
 
 class TestCommands:
-    """What the commands print, and their exit codes."""
+    """Output and exit codes of the savepoint commands."""
 
     def test_a_stopped_query_gets_a_savepoint_that_is_listed_and_deleted(self, world: World, checkpoint: Path) -> None:
-        """Without a status it has to be said that it has stopped."""
+        """Savepoints of a stopped query are created, listed and deleted by command, with --stopped if there is no
+        status.
+        """
         root = world.home.root
         refused = run_command("savepoint", "create", root, "--name", "a")
         assert (refused.exit_code, "RIFFLE-1584" in refused.output) == (1, True)
@@ -374,7 +376,7 @@ class TestCommands:
     @pytest.mark.parametrize("state", ["stopped", "failed"])
     @pytest.mark.sample(step=2)
     def test_a_status_that_says_so_is_enough(self, world: World, state: str) -> None:
-        """Twice in a row too: the command's own record is no driver that has started."""
+        """A status of a stopped query is enough for several commands, because their own records start no driver."""
         write_status(world, state=state, epoch=1)
         for name in "ab":
             created = run_command("savepoint", "create", world.home.root, "--name", name)
@@ -382,7 +384,7 @@ class TestCommands:
         assert run_command("savepoint", "delete", world.home.root, "a").exit_code == 0
 
     def test_a_driver_that_has_started_since_the_status_is_left_alone(self, world: World) -> None:
-        """The status is that of the driver before, which stopped. A record of the command would stop the new one."""
+        """A command refuses if a driver has started since the status, because a record would fence that driver."""
         write_status(world, state="stopped", epoch=1)
         world.start()
         feed_six_keys(world, 6, 6)
@@ -392,7 +394,9 @@ class TestCommands:
         assert world.memory.list("") == before
 
     def test_a_running_query_without_control_is_left_alone(self, world: World) -> None:
-        """A record of the command would stop it."""
+        """A command does not write a record for a running query that reads no requests, because a record would fence
+        its driver.
+        """
         write_status(world, epoch=1)
         before = world.memory.list("")
         refused = run_command("savepoint", "create", world.home.root, "--name", "a")
@@ -405,17 +409,17 @@ class TestCommands:
     )
     @pytest.mark.sample(step=3)
     def test_wrong_calls_are_usage_errors(self, world: World, arguments: tuple[str, ...]) -> None:
-        """Nothing is read."""
+        """Wrong arguments are usage errors before anything is read."""
         assert run_command("savepoint", "create", world.home.root, *arguments).exit_code == 2
 
     @pytest.mark.parametrize("targets", [(), ("--to", "1", "--to-savepoint", "a"), ("--to-time", "1m", "--to", "1")])
     @pytest.mark.sample(step=3)
     def test_a_rollback_has_one_target(self, world: World, checkpoint: Path, targets: tuple[str, ...]) -> None:
-        """None and two are usage errors."""
+        """A rollback without a target or with two is a usage error."""
         assert run_command("rollback", world.home.root, "--checkpoint", checkpoint, *targets).exit_code == 2
 
     def test_a_savepoint_of_a_savepoint_and_of_a_released_batch_is_refused(self, world: World) -> None:
-        """Only retained records can be kept."""
+        """Savepoints of savepoints and of released batches, and duplicate names, are refused."""
         savepoints = Savepoints(world.home.root)
         savepoints.create("a")
         with pytest.raises(ConfigError, match="RIFFLE-1585"):
@@ -427,7 +431,9 @@ class TestCommands:
 
 
 def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -> Callable[[], bool]:
-    """Let the process of a rollback die before the so-manieth request or change of a file. Return whether it did."""
+    """Let a rollback raise Crash at its request or file change number ``crash_at``. Return a function that tells
+    whether it did.
+    """
     steps = [0]
 
     def step() -> None:
@@ -463,7 +469,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
 def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same_command(
     tmp_path: Path, states: States, stride: int
 ) -> None:
-    """Between any two requests and any two changes of the checkpoint."""
+    """A rollback to a savepoint that dies between any two requests or file changes is completed by the same command."""
     settings = {"operators": [totals()], "snapshot_chain_links": 2}
     world = World(tmp_path / "before", **settings)  # type: ignore[arg-type]
     feed_six_keys(world, 0, 5, states)
@@ -498,7 +504,7 @@ def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same
 def test_ten_thousand_batches_later_a_rollback_is_exact_and_nothing_else_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The root holds what retained records and the savepoint list, and nothing more."""
+    """After ten thousand batches a rollback to a savepoint is exact, and the root holds only retained objects."""
     monkeypatch.undo()
     world = World(tmp_path / "local", executors=["1"], operators=[totals()], retained_versions=2, key_groups=2)
     feed_six_keys(world, 0, 9)

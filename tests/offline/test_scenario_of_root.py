@@ -1,4 +1,4 @@
-"""A query's root as a scenario: what would be, of members and owners as its log knows them."""
+"""Scenarios of `riffle plan` and `riffle capacity` for the members and owners in a query's log."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
-    """A query over two executors with a standby each, whose newest full record lists its members."""
+    """Return a query over two executors with a standby each, whose newest full record lists its members."""
     return stored_query(tmp_path / "local")
 
 
 def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
-    """Who owns what, who keeps a copy, slots, and as many records as the manifest lists."""
+    """Members, owners, standbys, slots and sizes of the scenario are those of the log."""
     scenario = scenario_of_root(query.home.root, Settings(), Changes())
     record = Log(query.memory, query.home.root).open()
     assert record is not None
@@ -49,7 +49,7 @@ def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
 
 
 def test_what_if_members_join_and_go(query: Elastic) -> None:
-    """Two join: six key-groups on four members; one goes by its executor's name: the other has them all at once."""
+    """`riffle plan --add` and `--drop` show the assignment after members join or leave."""
     done = run_command("plan", query.home.root, "--add", 2, "--json")
     now, then = json.loads(done.output)["converge"]["phases"]
     assert (now["clients"], then["clients"]) == (2, 4)
@@ -63,7 +63,7 @@ def test_what_if_members_join_and_go(query: Elastic) -> None:
 
 
 def test_racks_may_go_and_come(tmp_path: Path) -> None:
-    """A zone that goes takes its members along; those that are added stand in the racks that are left, or as said."""
+    """Dropping a rack drops its members, and added members are placed in the remaining or given racks."""
     world = Elastic(tmp_path / "local", executors=("1", "2", "3"))
     world.feed(4)
     log = Log(world.memory, world.home.root)
@@ -77,22 +77,22 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
     )
     dropped = scenario_of_root(world.home.root, Settings(), Changes(drop_racks=("b",), add=2)).events[0]
     assert (len(dropped.drop), [each.member.rack for each in dropped.add]) == (2, ["a", "a"])
-    said = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
-    assert [each.member.rack for each in said.add] == ["c", "a", "c"]
+    placed = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
+    assert [each.member.rack for each in placed.add] == ["c", "a", "c"]
     refused = run_command("plan", world.home.root, "--drop-rack", "c")
     assert "Unknown rack 'c'" in refused.output
 
 
 def test_what_operators_asked_for_counts(query: Elastic) -> None:
-    """Pins, drained members and changed settings of the log's orders are those of the scenario, and standbys too."""
+    """Pins, drains and changed settings in the log's operator requests apply to the scenario."""
     record = Log(query.memory, query.home.root).open()
     assert record is not None
     first, second = sorted(set(record.owners.values()))
-    asked = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
+    requests = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
     assert read_requests(record.orders) == StoredRequests()
     log = Log(query.memory, query.home.root)
     log.open()
-    log.append(replace(record, kind="adopt", orders=asked, commit_id="asked", epoch=record.epoch + 1), log.manifest)
+    log.append(replace(record, kind="adopt", orders=requests, commit_id="asked", epoch=record.epoch + 1), log.manifest)
     scenario = scenario_of_root(query.home.root, Settings(max_warmup_replicas=1), Changes())
     assert {task.key_group: member for task, member in scenario.pins.items()} == {3: second}
     assert scenario.settings.exclude == (("id", first),)
@@ -100,7 +100,7 @@ def test_what_operators_asked_for_counts(query: Elastic) -> None:
 
 
 def test_tasks_weigh_what_the_log_says_that_assignments_go_by(query: Elastic) -> None:
-    """What an earlier driver assigned by is each task's weight; what was only measured is not."""
+    """The weights of tasks are those of the last assignment in the log, not the measured ones."""
     log = Log(query.memory, query.home.root)
     record = log.open()
     assert record is not None
@@ -113,7 +113,7 @@ def test_tasks_weigh_what_the_log_says_that_assignments_go_by(query: Elastic) ->
 
 
 def test_who_lives_is_known_from_the_first_batch_on(tmp_path: Path) -> None:
-    """With its executor and host, also one that is drained and owns nothing; one that is lost is there no more."""
+    """Live members are known from the first batch on, also drained ones, and lost members are left out."""
     world = Elastic(tmp_path / "local", executors=("1", "2"), scheduled_rebalance_max_delay=0)
     world.feed(1)
     log = Log(world.memory, world.home.root)
@@ -130,7 +130,7 @@ def test_who_lives_is_known_from_the_first_batch_on(tmp_path: Path) -> None:
 
 
 def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
-    """Where no record that is retained lists members, who owns or keeps something is known by name."""
+    """Without a retained record that lists members, owners and standbys are known by id."""
     log = Log(query.memory, query.home.root)
     record = log.open()
     assert record is not None
@@ -139,7 +139,7 @@ def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
 
 
 def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
-    """An unknown member, an empty root, files beside a root, and --add without one."""
+    """Unknown members, an empty root, files beside a root, and options without a root are refused."""
     for words, text in (
         ((query.home.root, "--drop", "9"), "Unknown member, executor or host '9'"),
         (("memory://nothing-here",), "RIFFLE-0151"),
@@ -156,16 +156,16 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
 
 
 def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:
-    """State is that of the root, and rows in flight are as large as stored ones."""
-    asked = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
-    found = json.loads(run_command("capacity", query.home.root, *asked).stdout)
+    """`riffle capacity` takes the state size and the row size from the root."""
+    words = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
+    found = json.loads(run_command("capacity", query.home.root, *words).stdout)
     sizes = sizes_of_root(query.home.root)
     assert found["disk_bytes"] == sizes.state_bytes
     assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
 
 
 def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> None:
-    """Where key-groups are partitions, tasks are those that were found; in `hashed` there is nothing to plan."""
+    """With partition dispatch tasks are named by their partitions, and hashed dispatch is refused."""
     played = Played(World(tmp_path / "parted", dispatch="partition", key_groups=16))
     played.batches(2)
     root = played.world.home.root
@@ -180,7 +180,7 @@ def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> 
 
 
 def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_has_is_refused(tmp_path: Path) -> None:
-    """A root does not list a cache; its owners and the settings tell of its group."""
+    """A cache is planned in its group of the settings, and groups that do not match the root's owners are refused."""
     operators = [totals(), replace(totals("seen"), durable=False)]
     world = Elastic(tmp_path, operators=operators, key_groups=5, store_groups={"seen": "light"})
     world.feed(2)

@@ -1,4 +1,4 @@
-"""What commands show of a checkpoint's URI: nothing of the credentials that somebody has written into it."""
+"""Commands never show credentials that a checkpoint's URI contains."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ BATCHES = 4
 
 @pytest.fixture
 def filled(world: World) -> World:
-    """A query with some batches."""
+    """Return a query with some batches."""
     for version in range(BATCHES):
         world.batch(version, one(version))
     return world
 
 
-def shown_by(*arguments: str) -> tuple[Result, str]:
-    """Run a command; return what came of it, and all that it said, with the texts of what was raised underneath."""
+def run_and_collect(*arguments: str) -> tuple[Result, str]:
+    """Run a command. Return its result, and its output with the texts of all raised errors."""
     done = CliRunner().invoke(main, list(arguments))
-    said, error = [done.output], done.exception
+    texts, error = [done.output], done.exception
     while error is not None:
-        said += [*traceback.format_exception_only(error), repr(error)]
+        texts += [*traceback.format_exception_only(error), repr(error)]
         error = error.__cause__ or error.__context__
-    return done, "".join(said)
+    return done, "".join(texts)
 
 
 def commands(root: str, checkpoint: str, conf: Path) -> list[list[str]]:
@@ -64,7 +64,7 @@ WRONG = (
     f"dbfs:/u:1/{PLANTED}@h/x",
 )
 RETRIED = WRONG[1:2]
-"""Arrow's client retries this endpoint for three seconds in each command."""
+"""URIs whose endpoint Arrow's client retries for three seconds in each command."""
 
 
 @pytest.mark.usefixtures("aws_environment")
@@ -81,22 +81,22 @@ RETRIED = WRONG[1:2]
 def test_a_secret_in_the_uri_of_a_checkpoint_is_not_repeated(
     filled: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, checkpoint: str, endpoint: str
 ) -> None:
-    """Neither by what is printed nor by a log, an error or one below it, wherever such a URI leads."""
+    """A secret in a checkpoint's URI appears in no output, log or error, whether or not the URI can be reached."""
     conf = tmp_path / "riffle.toml"
     conf.write_text(f"{endpoint}\ns3_patience = 0\n")
     with caplog.at_level(logging.DEBUG):
         for arguments in commands(filled.home.root, checkpoint, conf):
-            done, said = shown_by(*arguments)
-            assert done.exit_code in {1, 2, 3}, said
-            assert PLANTED not in said, arguments[0]
-            assert "Traceback" not in said
+            done, output = run_and_collect(*arguments)
+            assert done.exit_code in {1, 2, 3}, output
+            assert PLANTED not in output, arguments[0]
+            assert "Traceback" not in output
     assert PLANTED not in caplog.text + repr(Checkpoint(checkpoint))
 
 
 def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
     filled: World, tmp_path: Path, object_server: ObjectServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Plans and findings name it: the place, and not how one gets there."""
+    """Plans and findings show a checkpoint's URI with its credentials and query masked."""
     place, there = f"{BUCKET}/{tmp_path.name}", open_store(f"s3://{BUCKET}/{tmp_path.name}", object_server.options)
     for name in ("offsets", "commits"):
         for batch in range(BATCHES - 2):
@@ -108,17 +108,17 @@ def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
     conf.write_text("")
     shown = f"s3://***@{place}?***"
     with caplog.at_level(logging.DEBUG):
-        outcomes = [shown_by(*arguments) for arguments in commands(filled.home.root, checkpoint, conf)]
+        outcomes = [run_and_collect(*arguments) for arguments in commands(filled.home.root, checkpoint, conf)]
     assert [done.exit_code for done, _ in outcomes] == [1, 0, 1, 0], outcomes
-    assert not any(PLANTED in said for _, said in outcomes)
-    assert all(shown in said for _, said in outcomes[:2])
+    assert not any(PLANTED in output for _, output in outcomes)
+    assert all(shown in output for _, output in outcomes[:2])
     assert PLANTED not in caplog.text
-    assert Checkpoint(checkpoint).next_batch() == 1, "it was taken back"
+    assert Checkpoint(checkpoint).next_batch() == 1, "the checkpoint was rolled back"
 
 
 @pytest.mark.parametrize("checkpoint", ["/tmp/a\0b", "file:///a\0b", "s3:b/x"])
 def test_what_a_file_system_cannot_name_is_an_error_of_ours(checkpoint: str) -> None:
-    """Arrow says so in words of its own, whatever is asked of it."""
+    """A path that a file system cannot use raises UnavailableError, not an error of Arrow."""
     spark = Checkpoint(checkpoint)
     assert spark.find_query_id() is None
     for ask in (spark.next_batch, spark.newest_source_entries):
@@ -128,29 +128,29 @@ def test_what_a_file_system_cannot_name_is_an_error_of_ours(checkpoint: str) -> 
 
 @pytest.mark.parametrize("checkpoint", ["", "file:///", "s3a://"])
 def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, checkpoint: str) -> None:
-    """The root of a file system is none."""
+    """A checkpoint path without a folder, which an empty variable gives, is a usage error."""
     conf = tmp_path / "riffle.toml"
     conf.write_text("s3_endpoint = 'http://127.0.0.1:9'\n")
     for arguments in commands(filled.home.root, checkpoint, conf):
-        done, said = shown_by(*arguments)
-        assert (done.exit_code, " no folder" in said) == (2, True), said
-        assert "riffle adopt" not in said, "that would give the state away"
-        assert [line for line in said.splitlines() if line.startswith("state")] == []
+        done, output = run_and_collect(*arguments)
+        assert (done.exit_code, " no folder" in output) == (2, True), output
+        assert "riffle adopt" not in output, "an adoption would give the state to another query"
+        assert [line for line in output.splitlines() if line.startswith("state")] == []
 
 
-@pytest.mark.parametrize("said", ['{"id": "\\u001b[2J"}', '{"id": 7}', "\xff"])
-def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, said: str) -> None:
-    """It would be in the log, and on terminals, for good."""
-    (tmp_path / "metadata").write_text(said, encoding="latin-1")
-    done, shown = shown_by("adopt", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
+@pytest.mark.parametrize("metadata", ['{"id": "\\u001b[2J"}', '{"id": 7}', "\xff"])
+def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, metadata: str) -> None:
+    """A query id with control characters, of another type or in another encoding is refused."""
+    (tmp_path / "metadata").write_text(metadata, encoding="latin-1")
+    done, shown = run_and_collect("adopt", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
     assert (done.exit_code, "is not a checkpoint" in shown) == (1, True), shown
 
 
 def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(filled: World) -> None:
-    """Whoever may write below a root may give an object any name."""
+    """An object name with control characters is escaped and adds no line to the findings of `verify`."""
     assert isinstance(filled.memory, MemoryStore)
     filled.memory._objects.by_name["elsewhere\x1b[2J\nstate: x"] = b""
-    done, shown = shown_by("verify", filled.home.root)
+    done, shown = run_and_collect("verify", filled.home.root)
     assert done.exit_code == 0
     assert "\x1b" not in shown
     assert [line for line in shown.splitlines() if line.startswith("state")] == []
@@ -159,7 +159,7 @@ def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(fi
 
 @pytest.mark.parametrize("wrong", [{"key_groups": 0}, {"dispatch": "keys"}])
 def test_nothing_is_begun_that_no_query_could_go_on_with(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    """A record with it could not be taken back: the root would be lost."""
+    """`adopt --empty` refuses settings that no query can run with, because its record could not be undone."""
     (tmp_path / "metadata").write_text('{"id": "query"}')
     root = f"memory://{tmp_path.name}"
     for execute in (False, True):

@@ -1,4 +1,4 @@
-"""Keys deleted from the state of a stopped query, and values set: what the query continues with."""
+"""`riffle state delete` and `set` change the state of a stopped query, and the query continues with the result."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def store_of(query: Harness) -> str:
 
 
 def delete(query: Harness, key: str, **options: Any) -> tuple[str, ...]:
-    """Delete a key and restart the query; return the steps."""
+    """Delete a key, restart the query, and return the steps of the plan."""
     plan = delete_keys(query.root, store_of(query), KeyChoice(key), WHY, execute=True, **options)
     query.restart()
     return plan.steps
 
 
 def test_a_deleted_key_starts_again_and_others_continue() -> None:
-    """The next row of the key is its first one. The record has the reason and no key."""
+    """A deleted key starts again with its next row, and the record has the reason but not the key."""
     with totals() as query:
         query.feed(rows("ann", "bob", "ann", None))
         before = tail_of(query)
@@ -95,7 +95,7 @@ def test_a_deleted_key_starts_again_and_others_continue() -> None:
 
 
 def test_the_null_key_is_not_the_text_null() -> None:
-    """`[null]` names the key without a value."""
+    """The key `[null]` is the NULL key, not the text "null"."""
     with totals() as query:
         query.feed(rows("null", None))
         delete(query, "[null]")
@@ -103,7 +103,7 @@ def test_the_null_key_is_not_the_text_null() -> None:
 
 
 def test_a_key_without_state_changes_nothing() -> None:
-    """No record is written for it."""
+    """Deleting a key without state writes no record."""
     with totals() as query:
         query.feed(rows("ann"))
         sequence = tail_of(query).sequence
@@ -113,7 +113,7 @@ def test_a_key_without_state_changes_nothing() -> None:
 
 
 def test_a_value_that_was_set_is_what_the_query_continues_with() -> None:
-    """Columns that the value omits stay. A new key has nulls there."""
+    """A set value replaces the given columns, and keeps the others or sets them to NULL for a new key."""
     with totals() as query:
         query.feed(rows("ann", "ann"))
         set_value(query.root, "totals", "ann", '{"total": 40}', WHY, execute=True)
@@ -138,7 +138,7 @@ def test_a_value_that_was_set_is_what_the_query_continues_with() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_column_and_type(value: str, problem: str) -> None:
-    """Nothing is read or written for it."""
+    """A value that does not fit is refused with the column and its type."""
     with totals() as query:
         query.feed(rows("ann"))
         with pytest.raises(ConfigError) as error:
@@ -147,7 +147,7 @@ def test_a_value_that_does_not_fit_is_refused_with_column_and_type(value: str, p
 
 
 def test_unknown_stores_and_variables_are_refused() -> None:
-    """With the nearest known name."""
+    """Unknown stores and variables are refused."""
     with totals() as query:
         query.feed(rows("ann"))
         with pytest.raises(ConfigError, match="Unknown store 'total'"):
@@ -157,7 +157,7 @@ def test_unknown_stores_and_variables_are_refused() -> None:
 
 
 def test_keys_of_a_file_are_deleted_together(tmp_path: Path) -> None:
-    """Keys without state are ignored; a file with other columns is refused."""
+    """Keys of a Parquet file are deleted together, absent keys are ignored, and other columns are refused."""
     users = [f"u{n}" for n in range(300)]
     with totals() as query:
         query.feed(rows(*users, None))
@@ -179,7 +179,7 @@ def test_keys_of_a_file_are_deleted_together(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_still_runs_is_fenced() -> None:
-    """The record claims an epoch, as every command that changes a root does."""
+    """A state command fences a running driver."""
     with totals() as query:
         query.feed(rows("ann"))
         delete_keys(query.root, "totals", KeyChoice("ann"), WHY, execute=True)
@@ -188,7 +188,7 @@ def test_a_driver_that_still_runs_is_fenced() -> None:
 
 
 def test_a_command_that_loses_to_a_driver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that appears meanwhile is a conflict, and the query continues with what it had."""
+    """A state command that loses against a commit of a driver changes nothing, and the query continues."""
     with totals() as query:
         query.feed(rows("ann"))
         append = Log.append
@@ -206,7 +206,7 @@ def test_a_command_that_loses_to_a_driver_changes_nothing(monkeypatch: pytest.Mo
 
 
 def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
-    """The delta is encrypted with the newest key, and without keys the command is refused."""
+    """The delta of a state command is encrypted with the newest key, and without keys the command is refused."""
     keys = tmp_path / "keys.txt"
     keys.write_text("a = " + "AAAA" * 10 + "AAA=\n")
     keys.chmod(0o600)
@@ -228,7 +228,7 @@ def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", UNTIMED)
 @pytest.mark.sample(step=4)
 def test_a_processors_deleted_key_is_as_if_it_had_never_arrived(name: str) -> None:
-    """All variables of the key go. What follows equals a query whose earlier batches lacked the key's rows."""
+    """After a key of a processor is deleted, state and output equal those of a query that never received the key."""
     case = CASES[name]
     half = len(case.batches) // 2 or 1
     with processor(case) as query, processor(case) as other:
@@ -273,7 +273,7 @@ VISITS = pa.schema([("user", pa.string())])
 
 
 def everything() -> Harness:
-    """Return a query of all kinds of variables."""
+    """Return a query with all kinds of variables."""
     operator = transform_with_state(
         Everything("user"),
         key="user",
@@ -290,7 +290,7 @@ def shown(rows: list[dict[str, object]]) -> dict[object, object]:
 
 
 def test_timers_and_times_to_live_go_with_their_key() -> None:
-    """The timer of a deleted key never fires, and that of another key of the key-group does."""
+    """The timer and the TTLs of a deleted key are deleted, and other timers of its key-group fire."""
     with everything() as query:
         users = [f"u{n}" for n in range(8)]
         query.feed([{"user": user} for user in users])
@@ -308,7 +308,7 @@ def test_timers_and_times_to_live_go_with_their_key() -> None:
 
 
 def test_one_variable_is_deleted_and_the_others_stay() -> None:
-    """The timer stays too."""
+    """Deleting one variable of a key keeps its other variables and its timer."""
     with everything() as query:
         query.feed([{"user": "ann"}, {"user": "bob"}])
         steps = delete(query, "ann", variable="tags")
@@ -320,7 +320,7 @@ def test_one_variable_is_deleted_and_the_others_stay() -> None:
 
 
 def test_variables_are_set() -> None:
-    """A value, a list and a map are replaced as a whole. A value with a TTL counts as written in the newest batch."""
+    """A set value, list or map replaces the whole variable, and its TTL starts at the newest batch."""
     with everything() as query:
         query.feed([{"user": "ann"}, {"user": "bob"}])
         store = store_of(query)
@@ -342,8 +342,8 @@ def test_variables_are_set() -> None:
         assert query.expires("tags")[("eve",)] == [160_000]
         assert tail_of(query).row_counts == {store: 9}
         query.advance(1)
-        told = shown(query.feed([{"user": "ann"}]))["ann"]
-        assert told == "42 [[(1, 2), (3, None), (101000, 1)], [('t', 1), ('x', 7), ('y', 8)]]"
+        text = shown(query.feed([{"user": "ann"}]))["ann"]
+        assert text == "42 [[(1, 2), (3, None), (101000, 1)], [('t', 1), ('x', 7), ('y', 8)]]"
         set_value(query.root, store, "ann", "[]", WHY, variable="seen", execute=True)
         query.restart()
         assert ("ann",) not in query.state("seen")
@@ -362,7 +362,7 @@ def test_variables_are_set() -> None:
     ],
 )
 def test_values_of_variables_that_do_not_fit_are_refused(variable: str, value: str, problem: str) -> None:
-    """With the variable, the field and the type."""
+    """A value that does not fit a variable is refused with the variable, the field and the type."""
     with everything() as query:
         query.feed([{"user": "ann"}])
         with pytest.raises(ConfigError, match=problem):
@@ -370,7 +370,7 @@ def test_values_of_variables_that_do_not_fit_are_refused(variable: str, value: s
 
 
 def test_a_value_with_a_due_time_ends_by_it() -> None:
-    """The key-group's timer moves to the new time, and back when the key is deleted."""
+    """The timer of a key-group moves when a key with a due time is deleted or set, and the set key ends in time."""
     operator = Stateful("windows", ("end", "k"), CountedWindows("append", False))
     with Harness(operator, KEY, late=ENDS, key_groups=1) as query:
         query.feed(rows_of((100, "a"), (200, "b")))
@@ -388,14 +388,14 @@ def test_a_value_with_a_due_time_ends_by_it() -> None:
 
 
 def timer_of(query: Harness) -> int | None:
-    """Return when the first key of the only key-group is due."""
+    """Return the due time of the only key-group."""
     log = Log(open_store(query.root), query.root)
     log.open()
     return next(iter(log.manifest.entries.values())).timer_ms
 
 
 def test_stores_whose_values_cannot_be_set_are_refused_by_kind() -> None:
-    """Keys of a de-duplication, of a join and of sessions can be deleted only."""
+    """Values of deduplications, joins, sessions and DISTINCT cannot be set, and the remedy is `riffle state delete`."""
     key = pa.schema([("k", pa.string())])
     dues = PlainColumns("s", key, pa.schema([("due", pa.int64())]), "due", "EventTime")
     lists = pa.schema([(name, pa.list_(pa.int64())) for name in ("start", "end")])
@@ -415,7 +415,7 @@ def test_stores_whose_values_cannot_be_set_are_refused_by_kind() -> None:
 
 
 def test_partitions_are_searched_for_a_key(tmp_path: Path) -> None:
-    """The partition of a key is unknown, so all are read. A key without state cannot be set there."""
+    """With partition dispatch all partitions are searched for a key, and a key without state cannot be set."""
     world = World(tmp_path, root=f"file://{tmp_path}/state", dispatch="partition")
     query = Played(world)
     query.batches(3)
@@ -447,7 +447,7 @@ def read_store(root: str, store: str) -> pa.Table:
 
 
 def test_a_rollback_to_the_record_before_undoes_a_deletion(tmp_path: Path) -> None:
-    """The plan names it. Batches continue from there."""
+    """The plan of a deletion names the record to roll back to, and batches continue from there."""
     with totals() as query:
         query.feed(rows("ann", "bob"))
         state = query.state()
@@ -463,7 +463,9 @@ def test_a_rollback_to_the_record_before_undoes_a_deletion(tmp_path: Path) -> No
 
 
 def test_the_commands_show_a_plan_and_change_with_execute(tmp_path: Path) -> None:
-    """`riffle state delete` and `set`, their usage errors, and `riffle log` with who and why."""
+    """`riffle state delete` and `set` show a plan and change state only with --execute, and `riffle log` shows user and
+    reason.
+    """
     with totals() as query:
         query.feed(rows("ann", "bob"))
         common = (query.root, "--store", "totals", "--reason", "ticket 7")

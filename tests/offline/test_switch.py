@@ -1,4 +1,4 @@
-"""Another dispatch for state that exists: what is kept, and what a crash leaves."""
+"""A switch of dispatch keeps all state, also if it is interrupted."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 @pytest.fixture
 def world(filled_world: tuple[World, Oracle]) -> World:
-    """The query that wrote it."""
+    """Return the query whose state is switched."""
     return filled_world[0]
 
 
 @pytest.fixture
 def root(world: World) -> str:
-    """The root of that state."""
+    """Return the root of that query."""
     return world.home.root
 
 
 def test_state_is_read_from_objects_alone_as_it_was_written(world: World, oracle: Oracle, root: str) -> None:
-    """Snapshots and chains with deleted keys give what plain Python has."""
+    """State that is read from snapshots and chains equals plain Python's."""
     assert contents(root) == expected(oracle)
     entries = world.log().manifest.entries.values()
     assert any(entry.snapshot and entry.chain for entry in entries)
@@ -66,7 +66,7 @@ def test_state_is_read_from_objects_alone_as_it_was_written(world: World, oracle
 
 
 def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root: str) -> None:
-    """From key-groups to partitions and back, every key of every store has the state it had, where it belongs."""
+    """A switch from key-groups to partitions and back keeps every key's state and places it correctly."""
     before = tail_of(root)
     there = switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
     tail = tail_of(root)
@@ -75,8 +75,8 @@ def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root:
     assert set(tail.shards) <= {(f"topic-{n % 2}", n // 2) for n in range(2 * PARTITIONS)}
     assert contents(root) == expected(oracle)
     for _, shard, rows in shards_of(root):
-        told = partition_of(rows.select(["k"])).to_pydict()
-        assert set(zip(told["topic"], told["partition"], strict=True)) == {tail.shards[shard]}
+        partitions = partition_of(rows.select(["k"])).to_pydict()
+        assert set(zip(partitions["topic"], partitions["partition"], strict=True)) == {tail.shards[shard]}
     back = switch_dispatch(root, "key_group", execute=True)
     assert contents(root) == expected(oracle)
     for _, group, rows in shards_of(root):
@@ -88,7 +88,7 @@ def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root:
 
 
 def test_between_partition_and_hashed_only_a_record_is_written(world: World, root: str) -> None:
-    """The shards are the same ones, so entries and registry stay, and no object but the record is new."""
+    """A switch between partition and hashed dispatch writes only a record, because the shards are the same."""
     switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
     objects, log = open_store(root), Log(open_store(root), root)
     before = set(objects.list(""))
@@ -103,7 +103,7 @@ def test_between_partition_and_hashed_only_a_record_is_written(world: World, roo
 
 @pytest.mark.parametrize(("to", "key_groups"), [("key_group", 3), ("partition", 32)])
 def test_the_number_of_key_groups_may_change(world: World, oracle: Oracle, root: str, to: str, key_groups: int) -> None:
-    """State goes to another number of key-groups, or shards at most, in the same way."""
+    """A switch can change the number of key-groups or the maximum number of shards."""
     switch_dispatch(root, to, partition_of=partition_of, key_groups=key_groups, execute=True)
     assert tail_of(root).total == key_groups
     assert contents(root) == expected(oracle)
@@ -112,7 +112,7 @@ def test_the_number_of_key_groups_may_change(world: World, oracle: Oracle, root:
 def test_more_rows_than_a_run_holds_are_sorted_in_several(
     world: World, oracle: Oracle, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With runs as small as can be, state is put together from many of them."""
+    """State of more rows than one sorted run holds is switched with several runs."""
     monkeypatch.setattr(reshard, "_RUN_BYTES", 1)
     switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
     switch_dispatch(root, "key_group", key_groups=2, execute=True)
@@ -120,7 +120,7 @@ def test_more_rows_than_a_run_holds_are_sorted_in_several(
 
 
 def test_a_dry_run_writes_nothing_and_says_what_would_be(world: World, oracle: Oracle, root: str) -> None:
-    """Without ``execute`` all is read and checked, and the plan tells keys, shards and the setting to start with."""
+    """Without ``execute`` a switch writes nothing, and the plan names keys, shards and the setting to start with."""
     objects = open_store(root)
     before = objects.list("")
     plan = switch_dispatch(root, "partition", partition_of=partition_of)
@@ -131,7 +131,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be(world: World, oracle: O
 
 
 def test_the_registry_begins_with_the_partitions_of_the_offsets(tmp_path: Path) -> None:
-    """Where Spark's offsets name partitions, all of them are registered, in order, with or without keys."""
+    """A switch registers all partitions of Spark's offsets in order, also those without keys."""
     world = World(tmp_path)
     offsets = 'v1\n{"batchWatermarkMs":0}\n{"events":{"2":9,"0":5,"1":7}}'
     world.batch(0, one(1), offsets=offsets)
@@ -142,7 +142,7 @@ def test_the_registry_begins_with_the_partitions_of_the_offsets(tmp_path: Path) 
 
 
 def faulty(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, fault: Fault) -> None:
-    """Let the switch meet a fault."""
+    """Let the switch use a store with a fault."""
     store = FaultyStore(objects, sleep=lambda _: None)
     store.script(fault)
     monkeypatch.setattr(switch, "open_store", lambda *_: store)
@@ -151,7 +151,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, fault: Fault) 
 def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
     world: World, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the record is there the state is what it was; what was written goes with the next driver's scan."""
+    """A switch that fails before its record keeps the state, and the next driver's scan deletes its objects."""
     before = set(world.memory.list(""))
     with monkeypatch.context() as patch:
         faulty(patch, world.memory, Fault("unavailable", "put", "log/", times=99))
@@ -172,7 +172,7 @@ def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
 
 
 def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They lie in the clear there."""
+    """The next command removes temporary files that a killed command left, because they contain unencrypted rows."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("riffle-dispatch-abc", "another"):
         (tmp_path / name).mkdir()
@@ -194,7 +194,7 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
 def test_a_disk_without_room_for_temporary_files_is_told_with_its_remedy(
     world: World, oracle: Oracle, tmp_path: Path, command: str, limit: int
 ) -> None:
-    """That of `local_dir`, which these commands have none of, would not help."""
+    """A full temporary disk is refused with a remedy that does not name `local_dir`."""
     root, tail = world.home.root, tail_of(world.home.root)
     (tmp_path / "keys").write_text("plain\n")
     run = partial(switch_dispatch, root, "key_group", key_groups=5, execute=True)
@@ -212,7 +212,7 @@ def test_a_disk_without_room_for_temporary_files_is_told_with_its_remedy(
 
 
 def nobody_there(*_: object) -> None:
-    """Answer as the system does where a process is not to be seen."""
+    """Raise ProcessLookupError, as the system does for an invisible process."""
     raise ProcessLookupError
 
 
@@ -221,7 +221,7 @@ def nobody_there(*_: object) -> None:
 def test_state_that_was_taken_over_is_switched_before_its_first_batch(
     world: World, oracle: Oracle, tmp_path: Path, command: str
 ) -> None:
-    """It is of batch -1 then, which no name says."""
+    """State that was adopted can be switched before its first batch, when it is at batch -1."""
     root, keys = world.home.root, tmp_path / "keys"
     written_checkpoint(tmp_path / "new", query_id="another")
     keys.write_text("plain\n")
@@ -248,7 +248,7 @@ def test_state_that_was_taken_over_is_switched_before_its_first_batch(
 
 
 def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> None:
-    """After the record the old driver commits nothing."""
+    """A switch fences a running driver, which commits nothing more."""
     switch_dispatch(world.home.root, "hashed", partition_of=partition_of, execute=True)
     with pytest.raises(FencedError):
         world.batch(BATCHES, one(1))
@@ -258,7 +258,7 @@ def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> Non
 def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
     world: World, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may go on for minutes after the query was stopped, and delete what its own epoch has not listed."""
+    """A scan of the stopped query that still runs keeps the snapshots that a switch is writing."""
     tail, append = world.log().tail, Log.append
     assert tail is not None
 
@@ -281,7 +281,7 @@ with reshard.scratch_folder() as folder:
 @pytest.mark.parametrize("kind", ["of this user", "of another user"])
 @pytest.mark.sample(step=2)
 def test_a_fifo_in_the_folder_for_temporary_files_does_not_block(tmp_path: Path, kind: str) -> None:
-    """Another user can put one where a dispatch that died leaves its lock. The next one passes by."""
+    """A FIFO in place of the lock of an old temporary folder does not block a switch."""
     left = tmp_path / "riffle-dispatch-left"
     left.mkdir()
     os.mkfifo(left / "owner")

@@ -1,4 +1,4 @@
-"""Switches that are refused: with the remedy, and before anything is listed."""
+"""Switches of dispatch that are refused with a remedy before a record is written."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.kit.simulated.world import World, one
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query that wrote state worth a switch."""
+    """Return a query with state to switch."""
     return filled(tmp_path)[0]
 
 
 def answers(**columns: object) -> Callable[[pa.Table], object]:
-    """Return a function that answers with as many rows of these values as it gets keys."""
+    """Return a function that answers with one row of these values per key."""
     return lambda keys: pa.table({name: pa.array([value] * keys.num_rows) for name, value in columns.items()})
 
 
@@ -34,7 +34,7 @@ ONCE_EACH = itertools.count()
 
 
 def changing(keys: pa.Table) -> object:
-    """Answer differently each time."""
+    """Return another partition at each call."""
     return answers(topic="events", partition=next(ONCE_EACH))(keys)
 
 
@@ -53,7 +53,7 @@ REFUSED: Mapping[str, Callable[[pa.Table], object]] = {
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.sample(step=3)
 def test_a_function_that_cannot_be_right_is_refused(world: World, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer is checked before anything is listed."""
+    """A partition function with an invalid or changing answer is refused before a record is written."""
     monkeypatch.setattr(switch, "_SAMPLE_KEYS", 1)
     before = world.log().tail
     with pytest.raises(ConfigError, match="RIFFLE-0161"):
@@ -62,7 +62,7 @@ def test_a_function_that_cannot_be_right_is_refused(world: World, case: str, mon
 
 
 def test_more_partitions_than_shards_are_refused(world: World) -> None:
-    """A topic per key gives too many."""
+    """A switch to more partitions than shards is refused."""
     before = world.log().tail
     with pytest.raises(ConfigError, match="key_groups = 4"):
         switch_dispatch(
@@ -76,7 +76,7 @@ def test_more_partitions_than_shards_are_refused(world: World) -> None:
 
 
 def test_a_partition_that_the_query_does_not_read_is_refused(tmp_path: Path) -> None:
-    """Offsets that tell the partitions show up a function that is wrong."""
+    """A partition that Spark's offsets do not name is refused."""
     world = World(tmp_path)
     world.batch(0, one(1), offsets='v1\n{}\n{"events":{"0":5}}')
     with pytest.raises(ConfigError, match="RIFFLE-0161"):
@@ -84,13 +84,13 @@ def test_a_partition_that_the_query_does_not_read_is_refused(tmp_path: Path) -> 
 
 
 def test_from_key_groups_a_function_is_needed(world: World) -> None:
-    """State cannot say from which partition a key came: the remedy is a function, or a replay."""
+    """A switch from key-groups to partitions without a function is refused, because state has no partitions."""
     with pytest.raises(ConfigError, match="RIFFLE-0159"):
         switch_dispatch(world.home.root, "partition", execute=True)
 
 
 def test_a_state_without_keys_needs_no_function(tmp_path: Path) -> None:
-    """A query that has not committed any state yet may take another dispatch freely."""
+    """A query without state switches its dispatch without a function."""
     world = World(tmp_path)
     world.batch(0, one(1).slice(0, 0))
     switch_dispatch(world.home.root, "partition", execute=True)
@@ -102,19 +102,19 @@ def test_a_state_without_keys_needs_no_function(tmp_path: Path) -> None:
     [("key_group", 16, "RIFFLE-0158"), ("round_robin", None, "RIFFLE-0157"), ("hashed", 0, "RIFFLE-0118")],
 )
 def test_what_makes_no_sense_is_refused(world: World, to: str, key_groups: int | None, id: str) -> None:
-    """The dispatch that it has, an unknown one, and an impossible number."""
+    """The present dispatch, an unknown one and an invalid number of key-groups are refused."""
     with pytest.raises(ConfigError, match=id):
         switch_dispatch(world.home.root, to, key_groups=key_groups, execute=True)
 
 
 def test_an_empty_root_has_nothing_to_switch(tmp_path: Path) -> None:
-    """Without state the setting alone decides."""
+    """A root without state is refused, because the setting alone decides."""
     with pytest.raises(ConfigError, match="RIFFLE-0154"):
         switch_dispatch(f"file://{tmp_path}/none", "hashed", execute=True)
 
 
 def test_a_key_with_state_in_two_partitions_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two states of a key cannot become one: store, key and both partitions are named, and nothing is listed."""
+    """A key with state in two partitions is refused with the store, the key and both partitions."""
     switch_dispatch(world.home.root, "partition", partition_of=partition_of, execute=True)
     log = world.log()
     twice = dict(log.manifest.entries)
@@ -138,7 +138,7 @@ def test_a_key_with_state_in_two_partitions_is_refused(world: World, monkeypatch
 
 
 def test_missing_objects_are_named_and_nothing_is_listed(world: World) -> None:
-    """A state that cannot be read whole is not switched."""
+    """A switch of a state with a missing object is refused with the object's name."""
     entry = next(entry for entry in world.log().manifest.entries.values() if entry.chain)
     world.memory.delete([entry.chain[0].object])
     with pytest.raises(CorruptStateError, match="RIFFLE-0462"):

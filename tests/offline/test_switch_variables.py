@@ -1,4 +1,4 @@
-"""State variables of processors on their way to other shards: values, lists, maps, time to live and timers."""
+"""State variables of processors after switches of dispatch: values, lists, maps, TTLs and timers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 TIMED = [name for name, case in CASES.items() if case.time_mode != "None"]
 LATER = [name for name, case in CASES.items() if case.initial is None]
-"""Cases without initial state, which has no partition to come from."""
+"""Cases without initial state, which has no partition."""
 NUMBERS = (3, 32, 8, 1)
 MODES = (("partition", 16), ("hashed", 16), ("key_group", 5), ("hashed", 16))
 
 
 def harness(case: Case, **settings: Any) -> Harness:
-    """Return a query of a case, whose rows also say from which partition they come."""
+    """Return a query of a case, whose rows also have their partition."""
     columns = [("topic", pa.string()), ("partition", pa.int64())]
     operator = transform_with_state(
         case.processor("rows"), key=case.key, output=case.output, output_mode=case.output_mode,
@@ -43,50 +43,50 @@ def harness(case: Case, **settings: Any) -> Harness:
 
 
 def fed(query: Harness, case: Case, number: int) -> list[str]:
-    """Run a batch of the case and return what comes out, in an order of its own."""
+    """Run a batch of the case and return its sorted output."""
     rows = case.batches[number]
-    told = partition_of(rows.select(list(case.key)))
+    places = partition_of(rows.select(list(case.key)))
     if case.times_ms:
         query.now_ms = case.times_ms[number]
     return sorted(
-        map(repr, query.feed(pa.table([*rows.columns, *told.columns], [*rows.column_names, *told.column_names])))
+        map(repr, query.feed(pa.table([*rows.columns, *places.columns], [*rows.column_names, *places.column_names])))
     )
 
 
 def state_of(query: Harness) -> list[str]:
-    """Return all rows of the committed state, whatever shard they are in."""
+    """Return all rows of the committed state of all shards."""
     return sorted(map(repr, query.table().to_pylist()))
 
 
 def switch(query: Harness, dispatch: str, key_groups: int) -> None:
-    """Switch a stopped query's state, and start it with the settings that go with it."""
+    """Switch the state of a stopped query, and start the query with the matching settings."""
     switch_dispatch(query.root, dispatch, partition_of=partition_of, key_groups=key_groups, execute=True)
     query.restart(dispatch=dispatch, key_groups=key_groups)
 
 
 def entries_of(query: Harness) -> dict[int, Any]:
-    """Return what the log lists, by shard."""
+    """Return the listed entries by shard."""
     log = Log(open_store(query.root), query.root)
     log.open()
     return {shard: entry for (_, shard), entry in log.manifest.entries.items()}
 
 
 def undisturbed(case: Case) -> list[tuple[list[str], list[str]]]:
-    """Return what comes out of each batch, and the state after it, of a query that nobody switches."""
+    """Return the output and the state of each batch of a query that is not switched."""
     with harness(case) as query:
         return [(fed(query, case, number), state_of(query)) for number in range(len(case.batches))]
 
 
 @functools.cache
 def known(name: str) -> list[tuple[list[str], list[str]]]:
-    """Return the same of a case of the catalogue."""
+    """Return the output and the state of each batch of a catalogued case that is not switched."""
     return undisturbed(CASES[name])
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sample(step=12)
 def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switched after every batch, with the old copies at hand or gone."""
+    """Output and state stay correct if the number of key-groups changes after each batch, also without local copies."""
     case = CASES[name]
     with harness(case) as query:
         for number, (output, state) in enumerate(known(name)):
@@ -101,7 +101,7 @@ def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypat
 @pytest.mark.parametrize("name", LATER)
 @pytest.mark.sample(step=12)
 def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
-    """To partitions, to their hashes, back to keys, and there again: as an undisturbed query of key-groups."""
+    """Output and state are correct if the dispatch changes after every batch."""
     case = CASES[name]
     with harness(case) as query:
         for number, (output, state) in enumerate(known(name)):
@@ -113,7 +113,7 @@ def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
 @pytest.mark.parametrize("name", TIMED)
 @pytest.mark.sample(step=3)
 def test_each_shard_is_listed_with_its_earliest_time(name: str) -> None:
-    """A shard without rows is visited when something in it is due: so its entry has the least of its times."""
+    """The entry of each shard has its earliest due time after a switch."""
     case = CASES[name]
     with harness(case) as query:
         for number in range(2):
@@ -129,7 +129,7 @@ def test_each_shard_is_listed_with_its_earliest_time(name: str) -> None:
 
 
 def test_a_key_with_variables_of_two_partitions_is_refused() -> None:
-    """Nobody can tell how two states of a key become one, variables or columns."""
+    """A key with variables in two partitions is refused."""
     case = CASES["count"]
     with harness(case, dispatch="partition", key_groups=16) as query:
         rows = case.batches[0].slice(0, 1)
@@ -142,7 +142,7 @@ def test_a_key_with_variables_of_two_partitions_is_refused() -> None:
 
 
 def test_a_rollback_over_a_switch_takes_variables_back(tmp_path: Path) -> None:
-    """State, timers and number of key-groups are those before the switch, and the query goes on from there."""
+    """A rollback over a switch restores the variables, timers and number of key-groups."""
     case = CASES[TIMED[0]]
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()

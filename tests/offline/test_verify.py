@@ -1,4 +1,4 @@
-"""Every kind of object damaged in every way."""
+"""`riffle verify` finds every kind of damage of every kind of object."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ from tests.kit.simulated.world import Crash, World, one, totals, two_stores
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two roots of queries alike, each with its checkpoint, that hold snapshots and several full records."""
+    """Return the folders of two similar queries with their checkpoints, snapshots and several full records."""
     return grown(tmp_path_factory.mktemp("one"), 0), grown(tmp_path_factory.mktemp("other"), 1)
 
 
 @pytest.fixture
 def kept(stock: tuple[Path, Path], tmp_path: Path) -> World:
-    """The first query's root and checkpoint, on machines of which none has a copy."""
+    """Return the first query with its root and checkpoint, on machines without local copies."""
     for name in ("state", "checkpoint"):
         shutil.copytree(stock[0] / name, tmp_path / name)
     return world_of(tmp_path)
 
 
 def refusal_of(world: World, version: int) -> RiffleError | None:
-    """Start the query; return what its next batch is refused with."""
+    """Start the query, run its next batch, and return the error or None."""
     world.start()
     try:
         world.batch(version, pa.concat_tables([one(100, key) for key in KEYS]))
@@ -69,7 +69,7 @@ def refusal_of(world: World, version: int) -> RiffleError | None:
 
 
 def test_a_whole_root_is_whole(kept: World) -> None:
-    """Nothing is found, nothing is put or deleted, and all that it lists was read."""
+    """An undamaged root gives no finding, and `verify` reads all objects and changes none."""
     before = files_of(root_of(kept).parent)
     found = verify(kept.home.root, checkpoint_of(kept))
     assert found.findings == ()
@@ -96,19 +96,19 @@ def test_a_whole_root_is_whole(kept: World) -> None:
 )
 @pytest.mark.sample(step=2)
 def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind: str, way: str) -> None:
-    """It is found by name, and said to harm what it does; the query is right or refused with a remedy."""
+    """`verify` names a damaged object and its effect, and the query is correct or refused with a remedy that works."""
     name, is_unread = object_of(kept, kind), kind == "record between" and way != "missing"
     newest = newest_without(kept, name)
     good = damage(kept, name, way, stock[1])
     damaged = files_of(root_of(kept).parent)
     found = verify(kept.home.root, checkpoint_of(kept))
     assert not found.is_whole
-    told = [str(finding) for finding in found.findings]
+    texts = [str(finding) for finding in found.findings]
     is_newest_gone = (kind, way) == ("record", "missing")
-    assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in told), told
-    assert all("What to do: " in text for text in told)
-    assert [printed(text) for text in told]
-    assert any(finding.level == "state" for finding in found.findings) != is_unread, told
+    assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in texts), texts
+    assert all("What to do: " in text for text in texts)
+    assert [printed(text) for text in texts]
+    assert any(finding.level == "state" for finding in found.findings) != is_unread, texts
     assert files_of(root_of(kept).parent) == damaged
     bad = put_back(kept, good)
     assert verify(kept.home.root, checkpoint_of(kept)).is_whole
@@ -124,7 +124,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     if newest + 1 < BATCHES - 1:
         assert not leads_to_whole_state(kept, newest + 1)
     if found.way_back:
-        assert printed(found.way_back)[0][-2] == str(newest), "it is named"
+        assert printed(found.way_back)[0][-2] == str(newest), "the way back names the newest intact batch"
     assert found.way_back or kind == "record"
     assert leads_to_whole_state(kept, newest)
     assert refusal_of(kept, newest + 1) is None
@@ -132,7 +132,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
 
 
 def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
-    """Each missing object of a query with two stores is found."""
+    """`verify` finds each missing object of a query with two stores."""
     query = World(tmp_path / "local", operators=two_stores(), snapshot_chain_links=2, retained_versions=100)
     for version in range(4):
         query.batch(version, pa.concat_tables([one(version, key) for key in KEYS]))
@@ -149,7 +149,7 @@ def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
 
 
 def leads_to_whole_state(world: World, target: int) -> bool:
-    """Go back to a batch; tell whether that was taken, and the state there is whole."""
+    """Roll back to a batch. Return whether the rollback succeeded and the state is complete."""
     try:
         rollback(world.home.root, target, checkpoint_of(world), execute=True)
     except (ConfigError, CorruptStateError):
@@ -158,7 +158,7 @@ def leads_to_whole_state(world: World, target: int) -> bool:
 
 
 def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: World) -> None:
-    """No rollback leads past it: nothing would follow. It alone is told, and all is well without it."""
+    """A record with a number far beyond the log is the only finding, and no rollback works until it is removed."""
     far = root_of(kept) / paths.record_name(10**20 - 1)
     shutil.copy(root_of(kept) / paths.record_name(0), far)
     found = verify(kept.home.root, checkpoint_of(kept))
@@ -171,7 +171,7 @@ def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: W
 
 
 def check_takes_over(remedy: str) -> None:
-    """Check that a remedy has the whole procedure: look at the offsets, start the query there, then adopt."""
+    """Check that a remedy has all steps: read the offsets, start the query there, then adopt."""
     assert [("--execute" in arguments, arguments[0]) for arguments in printed(remedy)] == [
         (False, "adopt"),
         (True, "adopt"),
@@ -180,7 +180,7 @@ def check_takes_over(remedy: str) -> None:
 
 
 def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
-    """The state remains: it is adopted by the query of a new checkpoint, and goes on."""
+    """A lost or new checkpoint is reported with the steps to adopt the state, and these work."""
     shutil.rmtree(checkpoint_of(kept))
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
     check_takes_over(finding.remedy)
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
 
 
 def test_a_root_that_is_gone(kept: World) -> None:
-    """The checkpoint remains: said so, and begun with no state on purpose."""
+    """A lost root is reported with the command to start without state, and this works."""
     shutil.rmtree(root_of(kept))
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
     assert "--empty" in finding.remedy
@@ -215,7 +215,7 @@ def test_a_root_that_is_gone(kept: World) -> None:
 
 
 def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) -> None:
-    """What is left would keep the printed command from a root of its own, so it is said to go first."""
+    """Objects without a log are reported, and starting without state works after they are moved away."""
     shutil.rmtree(root_of(kept) / "log")
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
     with pytest.raises(ConfigError, match="RIFFLE-0411"):
@@ -229,7 +229,7 @@ def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) 
 
 @pytest.mark.parametrize("older", ["state", "checkpoint"])
 def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
-    """State and offsets that are batches apart are told, and a rollback brings them together."""
+    """State and checkpoint of different batches are reported, and a rollback makes them agree."""
     at = BATCHES - 4
     if older == "state":
         for sequence in range(at + 2, BATCHES + 1):
@@ -250,7 +250,7 @@ def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
 
 @pytest.mark.parametrize("change", [flipped, newer])
 def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Sealed output is an object like others."""
+    """Damaged output that is not delivered yet is found, and the driver does not deliver it."""
     world = world_of(tmp_path, deliver_after_commit=True)
     for version in range(3):
         world.batch(version, one(version))
@@ -277,7 +277,7 @@ def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Ca
 
 
 def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
-    """Each kind of part in each way, also with a log that lists the damage as it is."""
+    """Damage of an encrypted root is named for each kind of part, and missing keys are reported with counts."""
     (tmp_path / "keys").write_text(f"a = {'A' * 43}=\n")
     setting = f"file:{tmp_path}/keys"
     world = world_of(tmp_path, encryption_keys=setting)
@@ -302,19 +302,21 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
     found = verify(world.home.root, encryption_keys=setting).findings
     assert {f.level for f in found} == {"unread"}
     assert all("'a'" in f.problem for f in found)
-    told = [
+    counts = [
         re.search(r" (\d+) (snapshots|parts of deltas) that (the state|only a rollback) needs", f.problem)
         for f in found
     ]
-    assert len({match[0] for match in told if match}) == len(found) <= 4
-    assert sum(int(match[1]) for match in told if match) > 8
+    assert len({match[0] for match in counts if match}) == len(found) <= 4
+    assert sum(int(match[1]) for match in counts if match) > 8
 
 
 @pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])
 def test_records_that_a_lifecycle_rule_took_from_below_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int, level: str
 ) -> None:
-    """Those that are promised harm a rollback; without the full record of the newest one nothing starts."""
+    """Missing old records that are promised harm a rollback, and a missing full record of the newest one harms the
+    state.
+    """
     full_record_every(FULL_EVERY, monkeypatch)
     world = World(tmp_path, operators=[totals()], retained_versions=100)
     for version in range(FULL_EVERY + 4):
@@ -328,7 +330,7 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(
 
 @pytest.mark.usefixtures("short_cycles")
 def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
-    """A record that came back below the log harms nothing; one with a far number would be the newest."""
+    """A record that reappears below the log is a note, and a record with a far number is damage."""
     world = World(tmp_path, operators=[totals()], retained_versions=2)
     for version in range(12):
         world.batch(version, one(1))
@@ -348,7 +350,7 @@ def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
 
 
 def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tmp_path: Path) -> None:
-    """Whoever may write below a root can put one record there that promises all before it: that ends."""
+    """A record that promises records far before it is reported without enumerating all of them."""
     world = World(tmp_path)
     world.batch(0, one(1))
     tail = world.log().tail
@@ -358,13 +360,13 @@ def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tm
         damaged = encode(replace(tail, sequence=far, full=far, between=(), promised=0))
         open_store(root).put_if_absent(paths.record_name(far), damaged)
         found = verify(root)
-        assert {finding.level for finding in found.findings} == {"state", "rollback"}, "its objects are not there"
+        assert {finding.level for finding in found.findings} == {"state", "rollback"}, "all its objects are missing"
         assert (found.records, found.way_back) == (1, None)
         assert len(found.findings) < 200
 
 
 def test_a_folder_of_other_files_is_no_root(tmp_path: Path) -> None:
-    """That is said once, however many files lie there."""
+    """A folder with other files is reported once as no riffle root."""
     for number in range(9):
         (tmp_path / f"report-{number}.csv").write_text("1,2\n")
     found = CliRunner().invoke(main, ["verify", f"file:{tmp_path}"])
@@ -372,7 +374,7 @@ def test_a_folder_of_other_files_is_no_root(tmp_path: Path) -> None:
 
 
 def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> None:
-    """Rows that the log does not tell of, and what is no part at all, are found."""
+    """`verify` decodes a part even if its checksum is right, and finds rows that the log does not list."""
     log = kept.log()
     (store, key_group), entry = next((a, e) for a, e in log.manifest.entries.items() if e.snapshot)
     assert entry.snapshot is not None
@@ -380,16 +382,16 @@ def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> Non
     assert log.tail is not None
     for data in (part_codec.encode(pa.table({"k": ["a", "b", "c"]})), b"no part at all"):
         (root_of(kept) / name).write_bytes(data)
-        taken = entry.snapshot._replace(checksum=part_codec.checksum(data), length=len(data))
-        records = {address: replace(entry, snapshot=taken) if address == (store, key_group) else one
-                   for address, one in log.manifest.entries.items()}  # fmt: skip
-        told = replace(log.tail, entries=records, full=log.tail.sequence, between=())
-        (root_of(kept) / paths.record_name(log.tail.sequence)).write_bytes(encode(told))
+        snapshot = entry.snapshot._replace(checksum=part_codec.checksum(data), length=len(data))
+        records = {address: replace(entry, snapshot=snapshot) if address == (store, key_group) else other
+                   for address, other in log.manifest.entries.items()}  # fmt: skip
+        record = replace(log.tail, entries=records, full=log.tail.sequence, between=())
+        (root_of(kept) / paths.record_name(log.tail.sequence)).write_bytes(encode(record))
         assert [f.where for f in verify(kept.home.root).findings if f.level == "state"] == [name]
 
 
 def test_the_command_ends_with_1_where_something_is_wrong(kept: World) -> None:
-    """Its lines, and its JSON, name the object."""
+    """The command exits with 1 if it finds damage, and its text and JSON name the object."""
     arguments = ["verify", kept.home.root, "--checkpoint", checkpoint_of(kept)]
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.output.endswith("; whole\n")) == (0, True)
@@ -413,14 +415,14 @@ WRONG = [
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
 def test_wrong_flags_harm_nothing(kept: World, words: list[str]) -> None:
-    """Even with ``--execute``: another exit code than 0, and every file is as it was."""
+    """Wrong arguments change no file and give an exit code other than 0, even with ``--execute``."""
     before = files_of(root_of(kept).parent)
-    given: list[str] = []
+    arguments: list[str] = []
     if words[0] != "verify" and not any("://" in word for word in words):
-        given.append(kept.home.root)
+        arguments.append(kept.home.root)
     if words[0] in ("rollback", "adopt") and "--checkpoint" not in words:
-        given += ["--checkpoint", checkpoint_of(kept)]
-    done = CliRunner().invoke(main, [*words, *given, *(["--execute"] if "--execute" not in words else [])])
+        arguments += ["--checkpoint", checkpoint_of(kept)]
+    done = CliRunner().invoke(main, [*words, *arguments, *(["--execute"] if "--execute" not in words else [])])
     assert done.exit_code != 0, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert files_of(root_of(kept).parent) == before

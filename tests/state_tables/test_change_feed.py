@@ -1,4 +1,4 @@
-"""Changes of batches lead from each state to the next, for every kind of store."""
+"""The changes of a batch lead from each state to the next, for every kind of store."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ State = dict[tuple[Any, ...], dict[str, Any]]
 
 
 def names_of(schema: pa.Schema, *roles: bytes) -> list[str]:
-    """Return the names of the columns with these roles."""
+    """Return the names of the columns with one of these roles."""
     return [field.name for field in schema if (field.metadata or {}).get(ROLE) in roles]
 
 
 def frozen(value: Any) -> Any:
-    """Return a value that can be a key of a dictionary."""
+    """Return a hashable form of a value."""
     return repr(value)
 
 
 def state_of(table: pa.Table) -> State:
-    """Return rows by what identifies them."""
+    """Return rows by their identifying columns."""
     identity = names_of(table.schema, b"key", b"map_key", b"index", b"timer")
     content = names_of(table.schema, b"state", b"due")
     return {
@@ -73,7 +73,7 @@ def applied(state: State, changes: pa.Table) -> State:
 
 
 def check_changes(root: str, store: str | None = None, variable: str | None = None, first: int = 0) -> int:
-    """Compare the state of each batch with that of the batch before and the changes. Return the number of changes."""
+    """Compare the state of each batch with the previous state and the batch's changes. Return the number of changes."""
     opened = open_root(root)
     newest = opened.view().table(store, variable)
     version = newest.view.record.version
@@ -89,7 +89,7 @@ def check_changes(root: str, store: str | None = None, variable: str | None = No
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_changes_lead_through_all_batches_of_the_present_history(steps: list[Step], seed: int) -> None:
-    """After restarts, snapshots and rollbacks."""
+    """Changes lead through all batches of the present history, also after restarts, snapshots and rollbacks."""
     with past(steps, seed) as (query, root):
         for store in ("totals", "tails"):
             check_changes(root.root, store)
@@ -98,7 +98,7 @@ def test_changes_lead_through_all_batches_of_the_present_history(steps: list[Ste
 
 
 def test_changes_of_variables_have_elements_timers_and_whole_keys() -> None:
-    """Also elements whose time to live is over, and timers that fire."""
+    """Changes of variables include elements, timers, deleted keys, expired elements and fired timers."""
     chance = random.Random(5)
     with baskets(snapshot_chain_links=3) as query:
         for _ in range(12):
@@ -120,8 +120,8 @@ def test_changes_of_variables_have_elements_timers_and_whole_keys() -> None:
 def test_keys_that_expire_are_not_read_and_are_deletes(
     monkeypatch: pytest.MonkeyPatch, name: str, whole_from_rows: int
 ) -> None:
-    """They leave no row in a delta. Those of a snapshot, of deltas after it and of whole deltas expire alike."""
-    monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # private: few rows are sealed whole, or none
+    """Expired keys are not read and count as deletes, whether they are in a snapshot, a delta or a whole delta."""
+    monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # private: seals few rows whole, or never
     form = clicks.FORMS[name]
     late = LateRule("at", "rows")
     with Harness(
@@ -152,7 +152,7 @@ def test_keys_that_expire_are_not_read_and_are_deletes(
 
 
 def test_changes_of_the_sides_of_a_join() -> None:
-    """Rows that are buffered and that leave."""
+    """Changes of a join's sides include rows that are buffered and rows that are removed."""
     with joins.harness(joins.SPECS["full"]) as query:
         for batch in range(6):
             query.feed(
@@ -163,7 +163,7 @@ def test_changes_of_the_sides_of_a_join() -> None:
 
 
 def test_what_an_operator_changes_is_a_change_of_the_next_batch() -> None:
-    """So readers that have the changes of a batch get it too, once."""
+    """A change by an operator is part of the changes of the next batch, and is reported once."""
     why = Editor("ticket 7", "ann", "laptop")
     with Harness(Stateful("visits", "user", aggregate(n=count())), "user string") as query:
         query.feed([{"user": "ann"}, {"user": "bob"}])
@@ -186,7 +186,7 @@ def test_what_an_operator_changes_is_a_change_of_the_next_batch() -> None:
 
 
 def test_batches_that_are_not_there_are_refused() -> None:
-    """Newer ones, and an empty range."""
+    """Batches after the newest one and an empty range are refused."""
     with baskets() as query:
         query.feed(took("pen"))
         table = open_root(query.root).view().table(None, "count")

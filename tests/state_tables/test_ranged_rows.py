@@ -1,4 +1,4 @@
-"""Rows that are read by ranges are those of the whole snapshot, whatever their types, and take few bytes."""
+"""Rows that are read in ranges equal those of the whole snapshot for all types, and few bytes are fetched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ATTEMPT = "1-" + "ab" * 16
 
 
 def stored(table: pa.Table, key: str = "k") -> tuple[MemoryStore, Snapshot, pa.Table]:
-    """Store a table as a snapshot. Return it with its rows in their order."""
+    """Store a table as a snapshot. Return the store, the snapshot, and the rows in stored order."""
     rest = [field for field in table.schema if field.name != key]
     schema = PlainColumns("s", pa.schema([table.schema.field(key)]), pa.schema(rest))
     sealed = schema.sealed(table)
@@ -47,7 +47,7 @@ def put(data: bytes, rows: int) -> tuple[MemoryStore, Snapshot]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """Draw up to some hundred rows whose values are of a few, with nulls among them."""
+    """Draw up to 400 rows with few different values and with NULLs."""
     count = draw(st.integers(1, 400))
     chance = random.Random(draw(st.integers(0, 99)))
     columns: dict[str, pa.Array] = {"k": pa.array(range(count), pa.int64())}
@@ -58,7 +58,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 def has_fixed_size(kind: pa.DataType) -> bool:
-    """Return whether a type has parts that are not read by ranges."""
+    """Return whether a type or one of its children has a fixed size, which is not read in ranges."""
     is_fixed = pa.types.is_fixed_size_binary(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_interval(kind)
     inner = [kind.field(place).type for place in range(kind.num_fields)]
     return is_fixed or any(map(has_fixed_size, inner))
@@ -66,13 +66,13 @@ def has_fixed_size(kind: pa.DataType) -> bool:
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fetch little at once, so that small tables take many ranges."""
+    """Make ranges small, so that small tables take many of them."""
     monkeypatch.setattr(ranged_rows, "_JOIN_GAP_BYTES", 0)
     monkeypatch.setattr(ranged_rows, "_WINDOW_ROWS_MIN", 1)
 
 
 def test_empty_texts_are_read_by_ranges() -> None:
-    """Arrow leaves out the bytes of texts that are all empty."""
+    """Empty texts are read in ranges, although Arrow stores no bytes for them."""
     store, snapshot, sealed = stored(pa.table({"k": [0, 1], "v": ["", ""]}))
     rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, sealed.column("__hash").to_numpy())
     assert rows is not None
@@ -81,7 +81,7 @@ def test_empty_texts_are_read_by_ranges() -> None:
 
 @given(tables(), st.data())
 def test_rows_by_ranges_are_those_of_the_whole(table: pa.Table, data: st.DataObject) -> None:
-    """Of keys that exist and of hashes that no key has."""
+    """Rows that are read in ranges equal those of the whole snapshot, and absent hashes give no row."""
     store, snapshot, sealed = stored(table)
     hashes = sealed.column("__hash").to_numpy()
     wanted = np.array(
@@ -101,7 +101,7 @@ def test_rows_by_ranges_are_those_of_the_whole(table: pa.Table, data: st.DataObj
 
 @given(tables())
 def test_rows_differ_if_their_values_do(table: pa.Table) -> None:
-    """A table does not differ from a copy of itself, and from rows in another order exactly where values differ."""
+    """Rows differ exactly if their values do, compared with the same rows and with rows in another order."""
     count = table.num_rows
     assert not mask_differing_rows(
         table.columns, pa.concat_tables([table.slice(0, 1), table.slice(1)]).columns, count
@@ -112,12 +112,12 @@ def test_rows_differ_if_their_values_do(table: pa.Table) -> None:
 
 
 def rows_of(table: pa.Table) -> list[Any]:
-    """Return the rows without their key, as Python values that tell -0.0 from 0.0."""
+    """Return the rows without their key as text, which distinguishes -0.0 from 0.0."""
     return [repr([row[name] for name in table.column_names[1:]]) for row in table.to_pylist()]
 
 
 def test_one_key_of_a_large_snapshot_takes_few_requests_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the number of rows: the start, a window of hashes, the columns, and what their offsets point to."""
+    """One key of a large snapshot takes at most eight requests: the start, a window of hashes, columns and values."""
     monkeypatch.undo()
     count = 400_000
     text = pa.array(np.char.add("user-", np.arange(count).astype(str)))
@@ -135,7 +135,7 @@ def test_one_key_of_a_large_snapshot_takes_few_requests_and_bytes(monkeypatch: p
 
 @pytest.mark.parametrize("keys", [1, 8])
 def test_keys_of_a_large_snapshot_take_three_rounds_of_requests(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
-    """The start; windows of all columns; and the texts. The requests of a round run at once."""
+    """Keys of a large snapshot take three rounds of parallel requests: the start, windows of columns, and texts."""
     monkeypatch.undo()
     text = pa.array(np.char.add("user-", np.arange(100_000).astype(str)))
     store, snapshot, sealed = stored(pa.table({"k": text, "n": np.arange(100_000), "t": text}))
@@ -155,21 +155,21 @@ def test_keys_of_a_large_snapshot_take_three_rounds_of_requests(monkeypatch: pyt
 
 @pytest.mark.parametrize(("first", "last", "place"), [(100, 999, 200), (0, 899, 800), (0, 999, 500)])
 def test_a_window_that_is_full_of_one_hash_is_widened(first: int, last: int, place: int) -> None:
-    """All rows with the hash are found, also those beyond the window, and no others."""
+    """If many rows share a hash, the window is widened until it has all of them and no others."""
     count = 1000
-    wanted = place * 2**64 // count
-    hashes = [0] * first + [wanted] * (last + 1 - first) + [2**64 - 1] * (count - 1 - last)
+    shared_hash = place * 2**64 // count
+    hashes = [0] * first + [shared_hash] * (last + 1 - first) + [2**64 - 1] * (count - 1 - last)
     _, _, sealed = stored(pa.table({"k": range(count), "n": range(count)}))
     field = sealed.schema.field("__hash")
     shared = sealed.set_column(sealed.column_names.index("__hash"), field, pa.array(hashes, pa.uint64()))
     store, snapshot = put(part_codec.encode(shared), count)
-    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([wanted], np.uint64))
+    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([shared_hash], np.uint64))
     assert rows is not None
     assert rows.num_rows == last + 1 - first
 
 
 def test_offsets_that_lead_out_of_a_column_are_damage() -> None:
-    """The checksum of the object cannot be verified, so offsets are."""
+    """Offsets that lead out of a column are refused, because a ranged read cannot verify the object's checksum."""
     table = pa.table({"k": pa.array([7]), "t": pa.array(["abc" * 9])})
     store, snapshot, sealed = stored(table)
     name = paths.snapshot_name(*ADDRESS, snapshot.id)
@@ -182,7 +182,7 @@ def test_offsets_that_lead_out_of_a_column_are_damage() -> None:
 
 
 def test_snapshots_of_other_formats_are_read_as_a_whole() -> None:
-    """Unsorted ones of the first format, and those with several batches."""
+    """Snapshots that are unsorted or have several batches are read as a whole."""
     table = pa.table({"k": pa.array(range(9)), "n": pa.array(range(9))})
     store, snapshot = put(part_codec.encode(table), 9)
     assert fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([1], np.uint64)) is None

@@ -1,4 +1,4 @@
-"""What ``read_state`` returns equals the committed state, for every kind of store and every stored format."""
+"""``read_state`` returns the committed state of every kind of store and every stored format."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def visits(**settings: Any) -> Harness:
 
 
 def content(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows without key-group and version, in an order of their own."""
+    """Return the rows without key-group and version, sorted."""
     added = [field.name for field in table.schema if (field.metadata or {}).get(ROLE) in (b"key_group", b"version")]
     return sorted(table.drop_columns(added).to_pylist(), key=repr)
 
 
 def expected_of_variable(harness: Harness, name: str, kind: str) -> list[dict[str, Any]]:
-    """Return the rows of a variable as the harness restores them from the same objects."""
+    """Return the rows of a variable that the harness restores from the same objects."""
     table = harness.table()
     keys = table.column_names[: table.column_names.index(VARIABLE)]
     rows: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ def expected_of_variable(harness: Harness, name: str, kind: str) -> list[dict[st
 
 
 def test_an_aggregate_is_read_with_its_key_groups_and_versions() -> None:
-    """A key changed by the newest batch has its version."""
+    """An aggregate is read with key-groups and versions, and a key has the version of its last change."""
     with visits() as query:
         query.feed([{"user": "ann", "amount": 3}, {"user": "bob", "amount": 5}])
         query.feed([{"user": "ann", "amount": 4}])
@@ -84,7 +84,7 @@ def test_an_aggregate_is_read_with_its_key_groups_and_versions() -> None:
 
 
 def test_keys_of_one_and_of_several_columns_are_selected() -> None:
-    """As values, tuples, dictionaries and tables; an absent key gives no row."""
+    """Keys can be values, tuples, dictionaries or a table, and an absent key gives no row."""
     with visits() as query:
         query.feed([{"user": name, "amount": 1} for name in ("ann", "bob", None)])
         for keys in (["ann", None, "eve"], [("ann",), {"user": None}], pa.table({"user": ["ann", None]})):
@@ -100,14 +100,14 @@ def test_keys_of_one_and_of_several_columns_are_selected() -> None:
 
 
 def test_a_dictionary_of_options_is_refused() -> None:
-    """With the class to pass instead."""
+    """A dictionary of options is refused with the name of the class to pass."""
     with visits() as query, pytest.raises(ConfigError, match=r"options\.StoreOptions") as caught:
         read_state(query.root, options={"endpoint": "http://127.0.0.1:9000"})  # type: ignore[arg-type]
     assert caught.value.id == "RIFFLE-1750"
 
 
 def test_variables_and_timers_are_a_table_each() -> None:
-    """Values, lists in the order of their elements, maps with the fields of their keys, and times."""
+    """Values, lists in order, maps with the fields of their keys, and timers are separate tables."""
     with baskets() as query:
         query.feed(took("pen", "ink", "pen") + took("cup", user="bob"))
         query.advance(3)
@@ -123,7 +123,7 @@ def test_variables_and_timers_are_a_table_each() -> None:
 
 
 def test_joins_sessions_and_distinct_rows_are_read() -> None:
-    """Both sides of a join, the lists of open sessions, and the keys of a de-duplication with their expiry."""
+    """Both sides of a join, open sessions, and the keys of a deduplication with their expiry are read."""
     with joins.harness(joins.SPECS["full"]) as query:
         query.feed(joins.table_of([joins.Row(n % 2 == 0, "ab"[n % 3 == 0], 1000 * n, n, True) for n in range(9)]))
         for side in ("left", "right"):
@@ -143,7 +143,7 @@ def test_joins_sessions_and_distinct_rows_are_read() -> None:
 
 
 def test_names_that_are_taken_get_an_underscore() -> None:
-    """Columns of the user keep their names."""
+    """Added columns whose name is taken get an underscore, and columns of the user keep their names."""
     named = Stateful("s", ("version",), aggregate(Key_Group=count(), due_ms=sum_("n")))
     with Harness(named, "version long, n long") as query:
         query.feed([{"version": 7, "n": 2}])
@@ -153,7 +153,7 @@ def test_names_that_are_taken_get_an_underscore() -> None:
 
 
 def test_a_batch_and_a_time_are_read_again(tmp_path: Path) -> None:
-    """Of each retained batch, also after a rollback; other batches and times are refused with what is retained."""
+    """Each retained batch is read by number or time, and other batches and times are refused."""
     world = World(tmp_path, retained_versions=50, executors=["1"])
     for version in range(6):
         world.clock.advance(60)
@@ -190,7 +190,7 @@ def open_records(world: World) -> list[Any]:
 
 
 def test_retention_during_a_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object that retention deleted is no damage; one that is missing otherwise is."""
+    """A missing object that retention did not delete is reported as damage."""
     monkeypatch.setattr(reading, "_THREADS", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
     monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
@@ -208,7 +208,7 @@ def test_retention_during_a_read_is_explained(tmp_path: Path, monkeypatch: pytes
 def test_a_reader_sees_one_version_while_the_query_commits_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows are of the version that was the newest when the reader was made, whenever they are fetched."""
+    """A reader returns the version that was newest when it was made, while the query commits further batches."""
     monkeypatch.setattr(reading, "_THREADS", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
     monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
@@ -228,7 +228,7 @@ def test_a_reader_sees_one_version_while_the_query_commits_others(
 def test_a_batch_that_retention_ends_during_a_read_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader says so, instead of reporting damage."""
+    """If retention deletes a batch during a read, the error says so instead of reporting damage."""
     monkeypatch.setattr(reading, "_THREADS", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
     monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
@@ -244,7 +244,7 @@ def test_a_batch_that_retention_ends_during_a_read_is_explained(
 
 @pytest.mark.usefixtures("short_cycles")
 def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
-    """By the name of the savepoint, in all stores. A damaged savepoint is damage, whatever is retained."""
+    """The batch of a savepoint is read by the savepoint's name after its retention, and a lost object is damage."""
     world = World(tmp_path, operators=two_stores(), executors=["1"], snapshot_chain_links=2)
     root = world.home.root
     feed(world, 0, 5)
@@ -275,7 +275,7 @@ def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
 def test_bytes_that_are_damaged_on_their_way_are_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None, kind: str
 ) -> None:
-    """Records, the record of a savepoint, deltas and snapshots: the objects are intact, so all rows are read."""
+    """Records, deltas and snapshots that are corrupted in transit are fetched again, and all rows are read."""
     monkeypatch.setattr(ranged_rows, "RANGED_FROM_BYTES", 1)
     world = World(tmp_path, executors=["1"], snapshot_chain_links=2)
     feed(world, 0, 5)
@@ -284,7 +284,7 @@ def test_bytes_that_are_damaged_on_their_way_are_fetched_again(
     feed(world, 6, 12)
 
     def read(*faults: Fault, version: int | str) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the rows, and the names that were fetched in order."""
+        """Return the rows, and the names of the fetched objects in order."""
         store = FaultyStore(world.memory, faults)
         table = StateRoot(world.home.root, store, None).view(version).table("totals")
         rows = read_table(table, None if keys is None else requested_keys(keys, table.store_schema))
@@ -308,7 +308,7 @@ def feed(world: World, first: int, last: int) -> None:
 
 
 def test_a_store_that_is_encrypted_needs_the_keys(tmp_path: Path) -> None:
-    """With the keys it is read; without them nothing is."""
+    """An encrypted store is read with its keys and refused without them."""
     query = Encrypted(tmp_path, "a")
     query.run(4)
     table = read_state(query.world.home.root, "totals", encryption_keys=f"file:{query.file}").read_all()
@@ -323,31 +323,31 @@ def test_a_store_that_is_encrypted_needs_the_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
 def test_old_roots_are_read(archive: Path, tmp_path: Path) -> None:
-    """Parts of the first format, of a plain store and of variables."""
+    """Roots with parts of the first format are read, for plain stores and for variables."""
     old = OldRoot(archive, tmp_path)
-    held = old.oracle(22).state
+    expected = old.oracle(22).state
 
     def rows(store: str, variable: str | None = None) -> list[dict[str, Any]]:
         return read_state(old.root, store, variable=variable).read_all().to_pylist()
 
-    assert {row["k"]: [row["rows"], row["total"]] for row in rows("totals")} == held["totals"]
-    assert {row["k"]: row["last"] for row in rows("tails")} == held["tails"]
+    assert {row["k"]: [row["rows"], row["total"]] for row in rows("totals")} == expected["totals"]
+    assert {row["k"]: row["last"] for row in rows("tails")} == expected["tails"]
     assert {row["k"]: row["due_ms"] for row in rows("diary", TIMER)} == {
-        key: value["timer"] for key, value in held["diary"].items() if value["timer"] is not None
+        key: value["timer"] for key, value in expected["diary"].items() if value["timer"] is not None
     }
-    counts: dict[str, dict[str, int]] = {key: {} for key in held["diary"]}
+    counts: dict[str, dict[str, int]] = {key: {} for key in expected["diary"]}
     for row in rows("diary", "counts"):
         counts[row["k"]][str(row["_v"] if "_v" in row else row["v"])] = row["n"]
-    assert counts == {key: value["counts"] for key, value in held["diary"].items()}
-    lists: dict[str, list[int]] = {key: [] for key in held["diary"]}
+    assert counts == {key: value["counts"] for key, value in expected["diary"].items()}
+    lists: dict[str, list[int]] = {key: [] for key in expected["diary"]}
     for row in sorted(rows("diary", "values"), key=lambda row: row["index"]):
         lists[row["k"]].append(row["v"])
-    assert lists == {key: value["values"] for key, value in held["diary"].items()}
+    assert lists == {key: value["values"] for key, value in expected["diary"].items()}
 
 
 @pytest.mark.parametrize("name", ["0.1-latin-text", "0.1-bounded-text", "0.1-aggregates"])
 def test_other_old_roots_are_read(name: str, tmp_path: Path) -> None:
-    """Every store and variable of each root gives rows."""
+    """Every store and variable of other old roots gives rows."""
     with tarfile.open(DATA / "roots" / name / "state.tar.gz") as packed:
         packed.extractall(tmp_path, filter="data")
     roots = {path.parent for path in tmp_path.rglob("log") if path.is_dir()}
@@ -363,7 +363,7 @@ def test_other_old_roots_are_read(name: str, tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_some_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Objects are fetched as the caller goes on: of sixty-four key-groups most are not before the first is used."""
+    """Objects are fetched as the caller proceeds, so that the first batch of 64 key-groups takes few requests."""
     monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
     with visits(key_groups=64) as query:
@@ -378,7 +378,7 @@ def test_memory_is_that_of_some_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_keys_that_share_a_hash_are_told_apart() -> None:
-    """In the same part and in several, with every requested key alone."""
+    """Keys that share a hash are distinguished, within one part and in several."""
     from tests.state.copies.test_run import PAIRS, TWINS
 
     operator_of_pairs = Stateful("s", ("a", "b"), aggregate(n=count()))
@@ -395,7 +395,7 @@ def test_keys_that_share_a_hash_are_told_apart() -> None:
 
 
 def test_one_key_takes_few_requests() -> None:
-    """A LIST, two records of the log, and a GET for each part, whatever the number of key-groups."""
+    """One key takes a LIST, two records of the log, and one GET per part, whatever the number of key-groups."""
     with visits(key_groups=64) as query:
         query.feed([{"user": f"user-{n}", "amount": n} for n in range(2000)])
         query.feed([{"user": "user-7", "amount": 1}])

@@ -1,4 +1,4 @@
-"""Random batches, restarts, snapshots and rollbacks: every retained batch reads as a model says, and changes add up."""
+"""After random batches, restarts, snapshots and rollbacks, every retained batch and all changes agree with a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Content = dict[str, tuple[Any, ...]]
 
 
 class Step(NamedTuple):
-    """What happens: a batch, a start of a new driver, or a rollback by so many batches."""
+    """A batch, a start of a new driver, or a rollback by ``back`` batches."""
 
     kind: str
     back: int = 0
@@ -46,7 +46,7 @@ STEPS = st.lists(
 
 
 class Past:
-    """A simulated query, and the model's state of each batch of its present history."""
+    """A simulated query with a model's state of each batch of its present history."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Past:
         (folder / "metadata").write_text(json.dumps({"id": "query"}))
 
     def run(self, step: Step) -> None:
-        """Do a step."""
+        """Apply a step."""
         if step.kind == "batch":
             self._batch()
         elif step.kind == "start":
@@ -69,7 +69,7 @@ class Past:
             self.world.start()
 
     def _batch(self) -> None:
-        """Run a batch and add the model's state after it."""
+        """Run a batch and append the model's state after it."""
         version = len(self.states)
         oracle = Oracle()
         if self.states:
@@ -86,7 +86,7 @@ class Past:
 
 @contextmanager
 def past(steps: list[Step], seed: int) -> Iterator[tuple[Past, StateRoot]]:
-    """Run the steps, and open the root."""
+    """Run the steps and open the root."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(log, "FULL_EVERY", 4)
         query = Past(Path(folder), seed)
@@ -97,7 +97,7 @@ def past(steps: list[Step], seed: int) -> Iterator[tuple[Past, StateRoot]]:
 
 
 def content_of(rows: list[dict[str, Any]]) -> Content:
-    """Return rows of a store by key."""
+    """Return the rows of a store by key."""
     added = ("k", "key_group", "version", "due_ms")
     content = {
         row["k"]: tuple(tuple(v) if isinstance(v, list) else v for name, v in row.items() if name not in added)
@@ -110,7 +110,7 @@ def content_of(rows: list[dict[str, Any]]) -> Content:
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], seed: int) -> None:
-    """Of both stores, also with keys; batches that are not in the history are refused."""
+    """Each retained batch of both stores equals the model, as a whole and by key, and other batches are refused."""
     with past(steps, seed) as (query, root):
         for version, state in enumerate(query.states):
             for store, expected in state.items():
@@ -129,7 +129,7 @@ def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], see
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_differences_lead_from_each_state_to_the_next(steps: list[Step], seed: int) -> None:
-    """Applied to the state of the first batch they give that of the second; unchanged rows are not among them."""
+    """Differences between two batches lead from the first state to the second and contain no unchanged row."""
     with past(steps, seed) as (query, root):
         pairs = [*pairwise(range(len(query.states))), (0, len(query.states) - 1), (len(query.states) - 1, 0)]
         for first, second in pairs:
@@ -154,7 +154,7 @@ def test_differences_lead_from_each_state_to_the_next(steps: list[Step], seed: i
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_the_history_of_a_key_has_each_of_its_states(steps: list[Step], seed: int) -> None:
-    """Newest first, each with the batch since which the key had it."""
+    """The history of a key has each of its states, newest first, with the batch in which it began."""
     with past(steps, seed) as (query, root):
         for store in ("totals", "tails"):
             newest = root.view().table(store)

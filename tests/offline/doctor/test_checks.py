@@ -1,4 +1,4 @@
-"""The checks of `riffle doctor`, on facts."""
+"""The checks of `riffle doctor` on given facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRIED = ("put", "conditional put", "read", "list", "delete")
 
 
 def assert_level(result: Result, level: Level, *texts: str) -> None:
-    """Check the level, that the fact or remedy has the texts, and that everything but ``ok`` has a remedy."""
+    """Check the level of a result and the texts that it shows, and that every level except ``ok`` has a remedy."""
     assert result.level == level, result
     assert bool(result.remedy) == (level != "ok")
     shown = str(result)
@@ -50,18 +50,20 @@ def assert_level(result: Result, level: Level, *texts: str) -> None:
     ],
 )
 def test_python_fits_spark(version: tuple[int, ...], spark: SparkInstallation | None, level: Level) -> None:
-    """Each line of Spark has its own newest Python."""
+    """Each line of Spark supports Python up to its own newest version."""
     assert_level(checks.check_python(replace(DRIVER, version=version), spark), level)
 
 
 def test_spark_3_5_runs_on_python_3_12_with_setuptools() -> None:
-    """It imports distutils, which only setuptools has there."""
+    """Spark 3.5 runs on Python 3.12 only with setuptools, which provides distutils there."""
     python = replace(DRIVER, version=(3, 12, 1), packages={**PACKAGES, "setuptools": "80.0"})
     assert_level(checks.check_python(python, SPARK35), "ok")
 
 
 def test_workers_have_the_drivers_python_and_packages() -> None:
-    """Another minor version or a missing package fails the first batch. Another version of a package is a risk."""
+    """Workers with another minor version of Python or without a package are an error, and other package versions a
+    warning.
+    """
     assert_level(checks.check_workers(DRIVER, DRIVER), "ok")
     assert_level(checks.check_workers(DRIVER, replace(DRIVER, version=(3, 11, 2))), "ok")
     assert_level(checks.check_workers(DRIVER, replace(DRIVER, version=(3, 12, 1))), "error", "PYSPARK_PYTHON")
@@ -82,17 +84,17 @@ def test_workers_have_the_drivers_python_and_packages() -> None:
     [(17, SPARK, "ok"), (21, None, "ok"), (11, SPARK, "error"), (25, SPARK, "warning"), (8, SPARK35, "ok")],
 )
 def test_java_fits_spark(major: int, spark: SparkInstallation | None, level: Level) -> None:
-    """Spark 4 needs Java 17. Versions that Spark is not tested on are a risk."""
+    """Spark 4 needs Java 17, and a version that Spark is not tested on is a warning."""
     assert_level(checks.check_java(JavaFacts("java", major), spark), level)
 
 
 def test_missing_java_has_a_remedy() -> None:
-    """The remedy names packages."""
+    """The remedy for a missing Java names the packages to install."""
     assert_level(checks.check_java(JavaFacts("java", problem="no such program"), SPARK), "error", "openjdk-17")
 
 
 def test_pyspark_starts_jars_of_its_own_version() -> None:
-    """``SPARK_HOME`` may lead to another Spark. Vendors append to the version."""
+    """Jars of another Spark in ``SPARK_HOME`` are an error, and a vendor suffix in their version is allowed."""
     assert_level(checks.check_spark(SPARK), "ok", "4.0.5", "2.13", "3.4.1")
     assert_level(checks.check_spark(None), "error", "extra `spark`")
     assert_level(
@@ -117,7 +119,9 @@ def test_pyspark_starts_jars_of_its_own_version() -> None:
     ],
 )
 def test_packages_are_those_that_pyspark_and_riffle_need(name: str, version: str | None, level: Level) -> None:
-    """PySpark's demands are read from its source. The stricter demand counts."""
+    """Package versions must satisfy the stricter of riffle's and PySpark's requirements, which are read from its
+    source.
+    """
     packages = {**PACKAGES, name: version} if version else {k: v for k, v in PACKAGES.items() if k != name}
     results = checks.check_packages(PythonFacts("python", (3, 11, 7), packages), SPARK)
     (result,) = [result for result in results if result.check == name]
@@ -126,7 +130,7 @@ def test_packages_are_those_that_pyspark_and_riffle_need(name: str, version: str
 
 
 def test_connectors_are_named_with_the_versions_of_the_installation() -> None:
-    """Only those that are needed and neither installed nor configured."""
+    """Connectors that are needed but neither installed nor configured are named with the matching versions."""
     kafka, s3a = checks.check_connectors(SPARK, {}, kafka=True, s3a=True)
     assert_level(kafka, "warning", "spark-sql-kafka-0-10_2.13:4.0.0", "kafka=True")
     assert_level(s3a, "warning", "hadoop-aws:3.4.1")
@@ -138,7 +142,7 @@ def test_connectors_are_named_with_the_versions_of_the_installation() -> None:
 
 
 def test_the_store_is_judged_by_what_happened_to_the_probe() -> None:
-    """A refused step, a second put that succeeds, and a store that does not answer are different findings."""
+    """A refused step, a second put that succeeds, and a store that does not answer are different results."""
     root = "s3://bucket/x"
     assert_level(checks.check_store(StoreFacts(TRIED), root), "ok", "conditional put")
     refused = StoreFacts(TRIED[:3], "list", "Access denied.", "Grant s3:ListBucket.", left_over="delta/1")
@@ -152,18 +156,20 @@ def test_the_store_is_judged_by_what_happened_to_the_probe() -> None:
     ("ahead", "level"), [(0.0, "ok"), (-5.0, "ok"), (120.0, "warning"), (-1000.0, "error"), (None, "skipped")]
 )
 def test_clocks_differ_by_less_than_a_minute(ahead: float | None, level: Level) -> None:
-    """S3 refuses requests of a clock that is wrong by a quarter of an hour."""
+    """A clock difference over a minute is a warning, and over a quarter of an hour an error, because S3 refuses
+    requests then.
+    """
     assert_level(checks.check_clock(StoreFacts(TRIED, clock_ahead_seconds=ahead)), level)
 
 
 def test_the_side_of_a_wrong_clock_is_named() -> None:
-    """If the store is ahead, this machine is behind."""
+    """The result says whether this machine's clock is behind or ahead of the store's."""
     assert "120 s behind" in checks.check_clock(StoreFacts(TRIED, clock_ahead_seconds=120.0)).fact
     assert "120 s ahead of" in checks.check_clock(StoreFacts(TRIED, clock_ahead_seconds=-120.0)).fact
 
 
 def test_the_disk_has_room() -> None:
-    """The setting ``local_disk_limit`` is the limit."""
+    """A disk above ``local_disk_limit`` or with little free space is a warning."""
     disk = DiskFacts("/mnt/x", 0.5, 50_000_000_000)
     assert_level(checks.check_disk(disk, 0.8), "ok")
     assert_level(checks.check_disk(disk, 0.4), "warning", "local_dir")
@@ -193,12 +199,12 @@ def test_the_disk_has_room() -> None:
     ],
 )
 def test_slots_follow_from_the_configuration(conf: dict[str, str], slots: int | None) -> None:
-    """The greatest number that the query can have."""
+    """The number of slots is the largest that the configuration allows."""
     assert checks.slots_of(conf, cpus=8) == slots
 
 
 def test_key_groups_are_enough_for_the_slots() -> None:
-    """Four per slot."""
+    """Fewer than four key-groups per slot are a warning."""
     assert_level(checks.check_slots(32, 128), "ok")
     assert_level(checks.check_slots(33, 128), "warning", "132")
     assert_level(checks.check_slots(None, 128), "skipped", "--conf spark.executor.instances")
@@ -218,19 +224,19 @@ def test_key_groups_are_enough_for_the_slots() -> None:
     ],
 )
 def test_python_workers_have_memory(conf: dict[str, str], level: Level, text: str) -> None:
-    """Beside the heap, or within their own limit."""
+    """Memory of Python workers must fit beside the executor's heap, or within ``spark.executor.pyspark.memory``."""
     result = checks.check_memory(conf, checks.slots_of(conf, 2), machine_bytes=4 << 30)
     assert_level(result, level, text)
 
 
 @pytest.mark.parametrize(("text", "size"), [("4g", 4 << 30), ("512m", 512 << 20), ("100", 100 << 20), ("x", None)])
 def test_sizes_are_sparks(text: str, size: int | None) -> None:
-    """A number without a unit is in mebibytes."""
+    """A size without a unit is in the unit of its setting, as in Spark."""
     assert checks.memory_bytes(text, 1 << 20) == size
 
 
 def test_kafka_is_judged_by_its_servers_and_its_advertised_brokers() -> None:
-    """An address that only the brokers know is the usual fault."""
+    """An unreachable bootstrap server, an unreachable advertised broker and a failed request are different results."""
     good = KafkaFacts(("a:9092",), (), ("a:9092",))
     assert_level(checks.check_kafka(good), "ok")
     assert_level(checks.check_kafka(KafkaFacts((), ("a:9092",))), "unreachable", "a:9092")
@@ -240,7 +246,7 @@ def test_kafka_is_judged_by_its_servers_and_its_advertised_brokers() -> None:
 
 
 def test_the_exit_code_is_that_of_the_worst_result() -> None:
-    """A failed check counts more than a service that did not answer. Warnings do not count."""
+    """The exit code is 1 for a failed check, 3 if only a service did not answer, and 0 for warnings."""
     results = {level: Result("x", level, "fact", "remedy") for level in ("ok", "skipped", "warning")}
     assert exit_code(results.values()) == 0
     away = Result("store", "unreachable", "fact", "remedy")

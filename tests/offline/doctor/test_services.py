@@ -1,4 +1,4 @@
-"""The facts that `riffle doctor` gathers from stores, Kafka and this machine."""
+"""`riffle doctor` gathers facts from stores, Kafka and this machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TRIED = ("put", "conditional put", "read", "list", "delete")
 
 
 class Overwriting(MemoryStore):
-    """A store, or a proxy before it, that ignores conditions."""
+    """A store, or a proxy in front of it, that ignores conditions."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Replace the object."""
+        """Replace the object and return True."""
         self.delete([name])
         return super().put_if_absent(name, data)
 
@@ -36,12 +36,12 @@ class WithoutDelete(MemoryStore):
     """A store that refuses deletes."""
 
     def delete(self, names: Sequence[str]) -> None:  # noqa: ARG002
-        """Refuse."""
+        """Raise RefusedError."""
         raise RefusedError("Access denied.", remedy="Grant s3:DeleteObject.")
 
 
 def test_a_directory_is_probed_and_left_empty(tmp_path: Path) -> None:
-    """Every right is tried, and the clocks agree."""
+    """A probe of a directory tries every right, compares the clocks, and leaves no object."""
     store = DirectoryStore(tmp_path / "state")
     facts = store_facts(store)
     assert (facts.steps, facts.failed, facts.overwrites) == (TRIED, "", False)
@@ -51,7 +51,7 @@ def test_a_directory_is_probed_and_left_empty(tmp_path: Path) -> None:
 
 
 def test_a_file_systems_other_clock_is_measured(tmp_path: Path) -> None:
-    """By the time of the written file."""
+    """The clock difference of a file system is measured by the time of the written file."""
 
     class Fast(DirectoryStore):
         def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -66,12 +66,12 @@ def test_a_file_systems_other_clock_is_measured(tmp_path: Path) -> None:
 
 
 def test_a_store_that_overwrites_is_noticed() -> None:
-    """The second put of a name must be refused."""
+    """A store whose second put of a name succeeds is reported as overwriting."""
     assert store_facts(Overwriting("overwriting")).overwrites
 
 
 def test_a_store_that_reports_a_second_write_is_noticed() -> None:
-    """Two drivers would both commit a record, whichever object stays."""
+    """A store that reports a second put as successful is reported as overwriting, because two drivers would commit."""
 
     class Reporting(MemoryStore):
         def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -81,7 +81,7 @@ def test_a_store_that_reports_a_second_write_is_noticed() -> None:
 
 
 def test_the_probe_is_deleted_after_a_step_that_failed() -> None:
-    """A root with an unknown object and no log would be refused."""
+    """The probe is deleted after a failed step, because a root with an object but no log would be refused."""
 
     class WithoutList(MemoryStore):
         def list(self, prefix: str) -> list[str]:
@@ -95,14 +95,14 @@ def test_the_probe_is_deleted_after_a_step_that_failed() -> None:
 
 
 def test_a_right_that_is_missing_is_named_with_what_is_left() -> None:
-    """The probe stays if it cannot be deleted."""
+    """A missing right to delete is reported with the name of the probe that stays."""
     store = WithoutDelete("without-delete")
     facts = store_facts(store)
     assert (facts.failed, facts.problem, facts.left_over) == ("delete", "Access denied.", store.list("")[0])
 
 
 def test_an_s3_server_is_probed(object_server: ObjectServer) -> None:
-    """With its own conditional put and its own clock."""
+    """An S3 server is probed with conditional puts and its own clock."""
     store = open_store(object_server.new_root(), object_server.options)
     facts = store_facts(store)
     assert (facts.steps, facts.overwrites) == (TRIED, False)
@@ -112,7 +112,7 @@ def test_an_s3_server_is_probed(object_server: ObjectServer) -> None:
 
 
 def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: ObjectServer) -> None:
-    """A missing bucket is an error, a closed port is not."""
+    """A missing bucket is a refusal, and a closed port is an unreachable server."""
     missing = store_facts(open_store("s3://missing-bucket/x", object_server.options))
     assert (missing.failed, missing.is_reachable) == ("put", True)
     with socket.socket() as reserved:
@@ -123,7 +123,9 @@ def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: Obje
 
 
 def test_kafka_servers_that_accept_connections_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is not Kafka does not describe a cluster."""
+    """Bootstrap servers that refuse connections are reported separately from servers that accept them and do not
+    answer.
+    """
     monkeypatch.setattr(services, "_TIMEOUT_SECONDS", 1.0)
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as listening:
         closed.bind(("127.0.0.1", 0))
@@ -137,14 +139,14 @@ def test_kafka_servers_that_accept_connections_are_told_from_others(monkeypatch:
 
 @pytest.mark.cluster
 def test_a_cluster_that_advertises_an_address_is_asked_for_it(kafka_broker: KafkaBroker) -> None:
-    """The advertised brokers accept connections, too."""
+    """Connections to the advertised brokers of a cluster are tried."""
     facts = kafka_facts([kafka_broker.bootstrap])
     bootstrap = (kafka_broker.bootstrap,)
     assert (facts.connected, facts.brokers, facts.unreachable_brokers) == (bootstrap, bootstrap, ())
 
 
 def test_the_python_of_workers_is_asked_for_its_version_and_packages(tmp_path: Path) -> None:
-    """``spark.pyspark.python`` counts before ``PYSPARK_PYTHON``."""
+    """The Python of workers comes from ``spark.pyspark.python`` before ``PYSPARK_PYTHON``, and reports its packages."""
     facts = machine.worker_python({"PYSPARK_PYTHON": "/nowhere/python"}, {"spark.pyspark.python": sys.executable})
     assert facts.version == tuple(sys.version_info[:3])
     assert facts.packages["pyarrow"] == machine.driver_python().packages["pyarrow"]
@@ -153,7 +155,7 @@ def test_the_python_of_workers_is_asked_for_its_version_and_packages(tmp_path: P
 
 
 def test_java_is_that_of_java_home(tmp_path: Path) -> None:
-    """Whatever else is on the path."""
+    """Java is taken from ``JAVA_HOME``, whatever is on the path."""
     facts = machine.java_facts({"JAVA_HOME": str(tmp_path)})
     assert (facts.command, facts.major) == (f"{tmp_path}/bin/java", None)
     (tmp_path / "bin").mkdir()
@@ -164,7 +166,7 @@ def test_java_is_that_of_java_home(tmp_path: Path) -> None:
 
 
 def test_a_local_folder_is_written_to_and_not_created(tmp_path: Path) -> None:
-    """The folder above it is tried."""
+    """The probe of a missing local folder writes to the folder above and creates nothing."""
     facts = machine.disk_facts(str(tmp_path / "riffle" / "copies"))
     assert (facts.problem, facts.free_bytes > 0) == ("", True)
     assert list(tmp_path.iterdir()) == []
@@ -173,7 +175,7 @@ def test_a_local_folder_is_written_to_and_not_created(tmp_path: Path) -> None:
 
 
 def test_spark_defaults_are_read(tmp_path: Path) -> None:
-    """Names and values are separated by blanks or by an equals sign."""
+    """Spark's default settings are read with blanks or an equals sign between name and value."""
     (tmp_path / "spark-defaults.conf").write_text("# x\nspark.master  yarn\nspark.executor.cores=4\n\nbroken\n")
     expected = {"spark.master": "yarn", "spark.executor.cores": "4"}
     assert machine.read_spark_defaults({"SPARK_CONF_DIR": str(tmp_path)}, None) == expected

@@ -1,4 +1,4 @@
-"""Processes that ended are known on their machine, and folders of dead owners are free before the driver says so."""
+"""The end of a process is detected on its machine, and its folder is free before the driver reports the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riffle_spark.state.copies.folder import claim_folder
 
 
 def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
-    """Running and stopped it lives; killed it is dead, before and after somebody asks what became of it."""
+    """A running or stopped process counts as alive, and a killed process as ended even before its parent reaps it."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     name = process_name(process.pid)
     assert name
@@ -28,7 +28,7 @@ def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
 
 
 def test_what_cannot_be_judged_counts_as_alive() -> None:
-    """Another namespace, no name at all or one of another kind says nothing; another process of the same id is dead."""
+    """A process of another PID namespace or without a valid name counts as alive, and a reused process id as ended."""
     pid, started, space = process_name(os.getpid()).split()
     assert not has_process_ended(f"{pid} {started} pid:[1]")
     assert not has_process_ended("")
@@ -38,7 +38,7 @@ def test_what_cannot_be_judged_counts_as_alive() -> None:
 
 
 def test_the_folder_of_a_dead_owner_is_free_though_the_driver_takes_it_for_live(tmp_path: Path) -> None:
-    """An executor that is started again inside a batch finds its predecessor's folder; a living one's is left alone."""
+    """A new executor takes over the folder of an ended process, even if the driver still lists its owner as live."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     live = ["app/1", "app/2"]
     first = claim_folder(tmp_path, "app/1", live, process_name(process.pid))
@@ -51,7 +51,7 @@ def test_the_folder_of_a_dead_owner_is_free_though_the_driver_takes_it_for_live(
 
 
 def test_a_damaged_claim_stops_nobody(tmp_path: Path) -> None:
-    """Bytes that are no text are nobody's name: the folder is free, and its owner gets it or another one."""
+    """A claim file with undecodable bytes counts as having no owner, and each executor still gets its own folder."""
     live = ["app/1", "app/2"]
     for name in ("owner", "process"):
         mine = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))

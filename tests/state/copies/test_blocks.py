@@ -1,4 +1,4 @@
-"""Blocks: the rows of several key-groups in one file read, search and merge like a part for each key-group."""
+"""A block stores the rows of several key-groups in one file, and reads, searches and merges each like a part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.state.copies.test_run import PAIRS, TWINS, UNTIL, Key, hashes_of
 
 GROUPS = (3, 7, 8, 100)
 Changes = dict[int, dict[Key, "int | None"]]
-"""By key-group, new values or times; ``None`` deletes the key."""
+"""Map each key-group to new values or times per key; ``None`` deletes the key."""
 
 
 def rows_of(schema: PlainColumns, changes: dict[Key, int | None]) -> pa.Table:
@@ -45,12 +45,12 @@ def block_of(schema: PlainColumns, changes: Changes) -> OpenBlock:
 
 
 def part_runs_of(schema: PlainColumns, changes: dict[Key, int | None], first_ms: int) -> tuple[Run, ...]:
-    """Return changes as the runs of a part, as a block of this key-group alone has them."""
+    """Return changes as the runs that a block with a single key-group has."""
     return with_first(block_of(schema, {0: changes}).read_runs(0), first_ms, alone=True)
 
 
 def with_first(runs: tuple[Run, ...], first_ms: int, *, alone: bool = False) -> tuple[Run, ...]:
-    """Return the runs with the time before which rows are expired; ``alone``: without their block."""
+    """Return the runs with the time before which rows are expired; ``alone`` drops the reference to their block."""
     return tuple(
         Run(
             run.hashes, run.rows, run.deleted, run.due, first_ms=first_ms, block=None if alone else run.block,
@@ -73,7 +73,9 @@ HISTORIES = st.lists(
 def test_blocks_are_searched_and_merged_like_parts(
     schema: PlainColumns, history: list[Changes], alone: set[int], first: tuple[int, ...]
 ) -> None:
-    """Whichever changes are in blocks and whichever are parts, and whichever depth a block has in each stack."""
+    """Lookups and merges return the same rows whether changes are stored as blocks or as parts, at any depth of a
+    stack.
+    """
     first_ms = dict(zip(GROUPS, first, strict=True))
     in_blocks: dict[int, list[Run]] = {key_group: [] for key_group in GROUPS}
     in_parts: dict[int, list[Run]] = {key_group: [] for key_group in GROUPS}
@@ -127,13 +129,13 @@ def test_blocks_are_searched_and_merged_like_parts(
 def test_parts_that_are_encoded_together_are_as_if_encoded_alone(
     schema: PlainColumns, changes: list[dict[Key, int | None]]
 ) -> None:
-    """Empty ones and ones without a due row too: other versions read them."""
+    """Parts that are encoded together equal parts encoded alone, also if they are empty or have no due rows."""
     tables = [rows_of(schema, rows) for rows in changes]
     counts = [table.num_rows for table in tables]
     starts = positions_of(np.array(counts))
     whole = pa.concat_tables(tables).combine_chunks()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # private: no block is small enough
+        patch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # private: stores these small rows as parts
         parts, _ = part_codec.encode_slices(whole, starts, schema.due)
     slices = [whole.slice(start, count) for start, count in zip(starts.tolist(), counts, strict=False)]
     for part, rows in zip(parts, slices, strict=len(whole) > 0):
@@ -143,19 +145,19 @@ def test_parts_that_are_encoded_together_are_as_if_encoded_alone(
 
 
 def test_a_large_delta_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader of one key-group gets a whole block, however small its own rows are."""
+    """A delta above the block size limit is stored as parts, because a reader of one key-group fetches whole blocks."""
     tables = [rows_of(PAIRS, {(number, kg): 5 for number in range(3)}) for kg in range(8)]
     starts = positions_of(np.array([table.num_rows for table in tables]))
     whole = pa.concat_tables(tables).combine_chunks()
     _, block = part_codec.encode_slices(whole, starts)
     for most, is_block in ((len(block), True), (len(block) - 1, False)):
-        monkeypatch.setattr(part_codec, "_STORED_BLOCK_BYTES_MAX", most)  # private: 64 MiB are slow
+        monkeypatch.setattr(part_codec, "_STORED_BLOCK_BYTES_MAX", most)  # private: a block of 64 MiB would be slow
         assert (not part_codec.encode_slices(whole, starts)[0]) == is_block
 
 
 @pytest.mark.parametrize(("rows", "is_block"), [(0, True), (3, True), (2000, False)])
 def test_small_parts_are_stored_as_a_block(rows: int, *, is_block: bool) -> None:
-    """Otherwise their headers would be more than an eighth of the rows."""
+    """Small parts are stored as a block, because their headers would take more than an eighth of the rows' bytes."""
     tables = [rows_of(PAIRS, {(number, kg): 5 for number in range(rows)}) for kg in range(8)]
     starts = positions_of(np.array([table.num_rows for table in tables]))
     parts, block = part_codec.encode_slices(pa.concat_tables(tables).combine_chunks(), starts)
@@ -164,7 +166,9 @@ def test_small_parts_are_stored_as_a_block(rows: int, *, is_block: bool) -> None
 
 
 def test_hashes_that_differ_in_their_last_bits_only_are_told_apart() -> None:
-    """The number of the key-group takes the place of the last bits in what is searched for."""
+    """A block distinguishes hashes that differ only in the low bits, which the search replaces by the key-group's
+    number.
+    """
     names = ["v"]
     hashes = np.array([8, 9, 11, 8, 10, 9], np.uint64) + np.uint64(1 << 62)
     whole = Run(hashes, pa.RecordBatch.from_arrays([pa.array(range(6))], names=names))
@@ -180,7 +184,7 @@ def test_hashes_that_differ_in_their_last_bits_only_are_told_apart() -> None:
 
 @pytest.fixture
 def written(tmp_path: Path) -> tuple[PartFiles, dict[int, StackedPart], Path]:
-    """A block file on the disk, and its parts by key-group."""
+    """Return a block file on disk, its parts by key-group, and its path."""
     changes: Changes = {3: {TWINS[0]: 1, TWINS[3]: None}, 7: {}, 8: {TWINS[1]: 5}}
     tables = [rows_of(PAIRS, rows) for rows in changes.values()]
     starts = positions_of(np.array([table.num_rows for table in tables]))
@@ -200,14 +204,14 @@ def written(tmp_path: Path) -> tuple[PartFiles, dict[int, StackedPart], Path]:
 
 
 def test_a_block_is_read_by_key_group(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
-    """Each has its own rows, or none."""
+    """A read of one key-group returns only the rows of that key-group, which may be none."""
     files, parts, _ = written
     values = {kg: [run.rows["v"].to_pylist() for run in files.read_runs(part, PAIRS, kg)] for kg, part in parts.items()}
     assert values in ({3: [[None, "1"]], 7: [], 8: [["5"]]}, {3: [["1", None]], 7: [], 8: [["5"]]})
 
 
 def test_a_damaged_block_is_never_read(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
-    """Whichever byte of rows, index or footer changed, and wherever the file ends; a scrub sees it too."""
+    """A changed byte or a truncation anywhere in a block file raises DamagedCopy, and a scrub finds it too."""
     files, parts, path = written
     data = path.read_bytes()
     damages = [bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]]) for at in range(0, len(data), 7)]
@@ -228,7 +232,7 @@ def test_a_damaged_block_is_never_read(written: tuple[PartFiles, dict[int, Stack
 def test_a_block_without_the_rows_of_a_list_is_damaged(
     written: tuple[PartFiles, dict[int, StackedPart], Path], key_group: int, rows: int
 ) -> None:
-    """A key-group that is not in it has not simply no rows."""
+    """A block that lacks the key-group or the row count that a stack lists is damaged, not empty."""
     files, parts, _ = written
     with pytest.raises(DamagedCopy):
         files.read_runs(parts[3]._replace(rows=rows), PAIRS, key_group)
@@ -238,7 +242,7 @@ def test_a_block_without_the_rows_of_a_list_is_damaged(
 def test_an_index_that_does_not_fit_is_refused(
     written: tuple[PartFiles, dict[int, StackedPart], Path], edit: tuple[int, int, int]
 ) -> None:
-    """Ranges that overlap or leave rows out, key-groups that do not ascend, more rows than there are."""
+    """An index with overlapping or incomplete ranges, unsorted key-groups or too many rows is refused."""
     _, parts, path = written
     rows, index = read_index(pa.py_buffer(path.read_bytes()))
     table = index.table.copy()

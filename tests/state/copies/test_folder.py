@@ -1,4 +1,4 @@
-"""Members' folders: one executor each, taken over only when nobody uses them."""
+"""A member's folder belongs to one executor, and another executor takes it over only when nothing uses it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SOON_SECONDS = 60.0
 
 
 def test_nobody_else_may_look_into_a_folder(tmp_path: Path) -> None:
-    """What riffle makes is its user's alone, whatever the umask; what a version before made wider is, once claimed."""
+    """New folders have mode 0700 whatever the umask, and a claim corrects folders that an earlier version made."""
     base, before = tmp_path / "local" / "root", os.umask(0)
     try:
         folder = claim_folder(base, "app/1", ["app/1"]).path
         assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
-        assert base.parent.stat().st_mode & 0o777 == 0o777, "what is not ours stays as it is"
+        assert base.parent.stat().st_mode & 0o777 == 0o777, "the folder above has another mode"
         for path in (base, folder):
             path.chmod(0o755)
         assert claim_folder(base, "app/2", ["app/2"]).path == folder
@@ -50,7 +50,7 @@ NOBODY = 65_534
 
 
 def planted(base: Path, kind: str) -> None:
-    """Create the folder of copies as another user of a shared folder could, before the executor does."""
+    """Create the folder of copies as another user of a shared folder could do before the executor."""
     base.parent.mkdir(parents=True)
     base.parent.chmod(0o1777)
     target = base if kind == "owned by another user" else base.parent / "elsewhere"
@@ -62,18 +62,18 @@ def planted(base: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "problem"),
     [
         pytest.param("owned by another user", "belongs to user 65534", marks=AS_ROOT),
         pytest.param("a link to a folder of another user", "is a symbolic link", marks=AS_ROOT),
         ("a link to a folder of this user", "is a symbolic link"),
     ],
 )
-def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: str, said: str) -> None:
-    """Nothing is written to it, and the error names the folder and the setting."""
+def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: str, problem: str) -> None:
+    """A claim writes nothing to such a folder, and the error names the folder and the setting."""
     base = tmp_path / "shared" / "root-log"
     planted(base, kind)
-    with pytest.raises(LocalDiskError, match=said) as caught:
+    with pytest.raises(LocalDiskError, match=problem) as caught:
         claim_folder(base, "app/1", ["app/1"])
     assert (caught.value.where, "local_dir" in caught.value.remedy) == (str(base), True)
     assert list(base.iterdir()) == []
@@ -81,7 +81,7 @@ def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("kind", [pytest.param("owned by another user", marks=AS_ROOT), "a link", "writable by all"])
 def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: str) -> None:
-    """Even if it says that it is this executor's. It goes out of the way, and a new folder is used."""
+    """A member's folder that another user could have forged is set aside, and the executor gets a new one."""
     forged = claim_folder(tmp_path, "app/1", ["app/1"]).path
     forged.joinpath("stacks").mkdir()
     if kind == "a link":
@@ -98,7 +98,7 @@ def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: s
 
 
 def test_a_fifo_in_the_place_of_the_lock_does_not_block(tmp_path: Path) -> None:
-    """A folder that others could write to may hold one: the executor raises instead."""
+    """A claim raises an error if the lock file is a FIFO, which another user could have created."""
     os.mkfifo(tmp_path / ".claims")
     with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         claim_folder(tmp_path, "app/1", ["app/1"])
@@ -123,7 +123,7 @@ def test_folders_below_are_private_too(tmp_path: Path) -> None:
 
 
 def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: Path) -> None:
-    """But not while somebody is about to put files on stacks: who asks then asks again."""
+    """Copies in undecryptable files are removed with their files, but not while deltas are being put on stacks."""
     folder = claim_folder(tmp_path, "app/1", ["app/1"])
     for version, data in enumerate((b"old row", b"new row")):
         folder.write_sealed_file(version, "1-aa", data)
@@ -141,7 +141,7 @@ def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: 
 
 
 def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
-    """Static membership: who comes takes what a lost one left, copies included; the old owner finds the door shut."""
+    """A new executor takes over the folder and the copies of a lost executor, which can no longer use them."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "mark").write_text("warm")
     taken = claim_folder(tmp_path, "app/2", ["app/2"])
@@ -154,7 +154,7 @@ def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late task of a dead executor still holds its folder: the new one gets another."""
+    """A new executor gets another folder while a late task of a dead executor still holds the old one."""
     monkeypatch.setattr(folder_module, "_CLAIM_PAUSE_SECONDS", 0.0)
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     with lost.hold():
@@ -163,8 +163,8 @@ def test_a_folder_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late task is in the only free folder, whose copies are worth a wait: others claim theirs meanwhile, and one of
-    the same executor that comes later gets the same one.
+    """While one executor waits for a folder that a late task holds, others claim theirs. A second claim of the waiting
+    executor gets the same folder.
     """
     lost, own = claim_folder(tmp_path, "app/1", ["app/1", "app/2"]), claim_folder(tmp_path, "app/2", ["app/1", "app/2"])
     live = ["app/2", "app/3"]
@@ -180,19 +180,19 @@ def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch
         waiting = [pool.submit(claim_folder, tmp_path, "app/3", live) for _ in range(2)]
         assert all(pauses.acquire(timeout=SOON_SECONDS) for _ in waiting)
         found = claim_folder(tmp_path, "app/2", live)
-        assert not any(one.done() for one in waiting)
+        assert not any(claim.done() for claim in waiting)
         proceed.set()
-        begun = {one.result().path for one in waiting}
+        paths = {claim.result().path for claim in waiting}
     assert found.path == own.path
-    assert len(begun) == 1
-    assert lost.path not in begun
+    assert len(paths) == 1
+    assert lost.path not in paths
 
 
 def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While somebody has the lock of all claims and does not go on, executors begin in folders of their own, free ones
-    stay, and each finds its own again.
+    """If a process hangs with the lock of all claims, executors start in new folders, which they find again. Free
+    folders stay untouched.
     """
     left = claim_folder(tmp_path, "app/1", ["app/1"])
     monkeypatch.setattr(abandoned, "_LOCK_TRIES", 2)
@@ -204,7 +204,7 @@ def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
 
 
 def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> None:
-    """An executor that comes back to a disk finds the warmest copies; using a folder is what counts, not making it."""
+    """A new executor takes the free folder that was used last, because it has the warmest copies."""
     owners = [f"app/{n}" for n in range(4)]
     folders = [claim_folder(tmp_path, owner, owners) for owner in owners]
     for age, folder in enumerate(folders):
@@ -216,7 +216,7 @@ def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> N
 
 
 def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> None:
-    """Files that no stack has go with their executor; whole copies stay."""
+    """A takeover deletes files that no stack lists, and keeps complete copies."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     stacks = lost.stacks("s")
     whole, half = stacks.new_file(7), stacks.new_file(7)
@@ -233,8 +233,8 @@ def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> 
 
 
 def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waited for the lock of all claims does not take what its new owner took a moment ago, though the process
-    of the one before has ended.
+    """An executor that waited for the lock of all claims does not take a folder that a new owner has just claimed,
+    although the previous owner's process has ended.
     """
     live, runs = ["app/1", "app/2", "app/3"], abandoned.process_name(os.getpid())
     number, _, machine = runs.split()
@@ -256,14 +256,14 @@ def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_half_written_owner_is_nobodys(tmp_path: Path) -> None:
-    """A crash while the owner's id was written leaves a folder that is free."""
+    """A folder is free if a crash left an empty owner file in it."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "owner").write_text("")
     assert claim_folder(tmp_path, "app/2", ["app/2"]).path == lost.path
 
 
 def compete(base: Path, owner: str, live: Sequence[str], seconds: float) -> None:
-    """Claim a folder and work in it, writing who is there; notice anyone else."""
+    """Claim a folder and work in it again and again, and fail if another process is in it at the same time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         folder = claim_folder(base, owner, live)
@@ -277,7 +277,7 @@ def compete(base: Path, owner: str, live: Sequence[str], seconds: float) -> None
 
 
 def test_processes_that_compete_never_share_a_folder(tmp_path: Path) -> None:
-    """Executors that think each other dead claim at once: at no time are two in one folder."""
+    """Executors that consider each other dead never hold the same folder at the same time."""
     for owner in ("app/old1", "app/old2"):
         claim_folder(tmp_path, owner, ["app/old1", "app/old2"])
     owners = [f"app/{n}" for n in range(3)]
@@ -290,7 +290,7 @@ def test_processes_that_compete_never_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
-    """A cleaner of temporary files took it: every use says so, and the next attempt gets a new one."""
+    """Every use of a deleted folder raises OutOfDate, and the next attempt claims a new one."""
     gone = claim_folder(tmp_path, "app/1", ["app/1"])
     shutil.rmtree(gone.path)
     for use in (gone.hold, gone.lock_for_upkeep, gone.protect_deltas):
@@ -303,7 +303,7 @@ def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
-    """What the disk refuses is no bare OSError: it names the folder, and the setting that says where it is."""
+    """A disk error is raised as an UnavailableError with the folder and the setting, not as a bare OSError."""
     folder = claim_folder(tmp_path, "app/1", ["app/1"])
     for name, use in (("upkeep", folder.lock_for_upkeep), ("advancing", folder.protect_deltas)):
         (folder.path / name).mkdir()
@@ -314,13 +314,13 @@ def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_use_of_a_folder_stays_what_it_is(tmp_path: Path) -> None:
-    """Only the folder's own troubles are put in other words, not those of what is done in it."""
+    """An error that a caller raises while it holds a folder is not converted to an error of the folder."""
     with pytest.raises(FileNotFoundError, match="elsewhere"), claim_folder(tmp_path, "app/1", ()).hold():
         raise FileNotFoundError("elsewhere")
 
 
 def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that a stack has stay, and what is as new as the newest stack; of older ones a few, fetched ones never."""
+    """Deltas that no stack lists are deleted, except those as new as the newest stack and a few sealed ones."""
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 2)
     folder = claim_folder(tmp_path, "app/1", ())
     for version in range(9):
@@ -339,17 +339,17 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
 def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether somebody is can be seen where nothing can be written any more; where it cannot be, all of it stays."""
+    """Deltas that are about to be put on a stack stay on a failing disk, also if the lock file cannot be read."""
     folder = claim_folder(tmp_path, "app/1", ())
     assert folder.stacks("s").replace(1, None, Stack(Head(9, "1-aa")))
     fetched = folder.new_fetched_path(1, "1-bb")
     fetched.write_bytes(b"x")
     opened, refused = Path.open, {"a"}
 
-    def refusing(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
+    def refusing(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         if path.name == "advancing" and mode in refused:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return opened(path, mode, *given, **more)
+        return opened(path, mode, *arguments, **options)
 
     with folder.protect_deltas():
         monkeypatch.setattr(Path, "open", refusing)
@@ -364,24 +364,24 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
 
 
 def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
-    """Whether it is looked for among deltas, or among what an executor that died left half done."""
-    folder, wanted = claim_folder(tmp_path, "app/1", ()), set[Path]()
+    """Files that a stack of any store lists survive both the removal of unused deltas and a takeover."""
+    folder, listed = claim_folder(tmp_path, "app/1", ()), set[Path]()
     for number, store in enumerate(("a", "b", "c")):
         own, fetched = folder.stacks(store).new_file(1), folder.new_fetched_path(number, "1-bb")
         for path in (own, fetched):
             path.write_bytes(b"x")
         parts = tuple(StackedPart(str(path.relative_to(folder.path)), 0, 1, 0, 1, 1) for path in (own, fetched))
         assert folder.stacks(store).replace(1, None, Stack(Head(9, "1-aa"), parts))
-        wanted |= {own, fetched}
+        listed |= {own, fetched}
     for path in (folder.stacks("a").new_file(1), folder.new_fetched_path(1, "1-cc")):
         path.write_bytes(b"x")
     folder.remove_unused_deltas()
     assert claim_folder(tmp_path, "app/2", ()).path == folder.path
-    assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == wanted
+    assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == listed
 
 
 def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path) -> None:
-    """Versions begin again below those of stacks that nobody has touched since: what was sealed last is wanted next."""
+    """After a rollback, newly sealed deltas of lower versions are kept, and old ones of higher versions are deleted."""
     folder = claim_folder(tmp_path, "app/1", ())
     assert folder.stacks("s").replace(1, None, Stack(Head(50, "1-aa")))
     for version in (11, 12):
@@ -392,13 +392,13 @@ def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path)
 
 
 def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
-    """Where there is no stack at all, the newest delta and a few others stay."""
+    """Without any stack, only the newest deltas up to 256 KiB are kept."""
     folder = claim_folder(tmp_path, "app/1", ())
     for version in range(300):
         assert folder.write_sealed_file(version, "1-aa", b"x" * 2048)
     folder.remove_unused_deltas()
     kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
-    assert kept == list(range(171, 300)), "256 KiB, and the newest"
+    assert kept == list(range(171, 300)), "the newest deltas up to 256 KiB are kept"
 
 
 @pytest.mark.parametrize(
@@ -408,12 +408,12 @@ def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
         (rb"none / xfs rw 0 0|a {}/my\040disk nfs4 rw 0 0|b {}/my\040disk ext4 rw 0 0", ""),
         (b"none / xfs rw 0 0|x /media/\xe9t\xe9 vfat rw 0 0|a {}/my\\040disk cifs rw 0 0", "cifs"),
     ],
-    ids=["a blank", "mounted over", "a mount elsewhere that is no UTF-8"],
+    ids=["a blank", "mounted over", "another mount that is not UTF-8"],
 )
 def test_mounts_are_found_whatever_they_are_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bytes, kind: str
 ) -> None:
-    """Linux escapes blanks in their paths, and leaves other bytes as they are; the last one at a place counts."""
+    """The mount table is parsed with escaped blanks and undecodable bytes, and the last mount at a path counts."""
     file = tmp_path / "mounts"
     file.write_bytes(mounts.replace(b"{}", bytes(tmp_path)).replace(b"|", b"\n") + b"\n")
     monkeypatch.setattr(disk, "_MOUNTS", file)
@@ -425,7 +425,7 @@ def test_mounts_are_found_whatever_they_are_called(
 
 
 def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File systems keep some blocks for root: a disk is full for us before they are used up."""
+    """Blocks that a file system reserves for root count as used."""
     found = os.statvfs(tmp_path)
     kept_back = os.statvfs_result((4096, 4096, 100, 30, 10, *found[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: kept_back)
@@ -433,7 +433,7 @@ def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch
 
 
 def test_trying_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
-    """A file of a mebibyte is written and removed, whether or not one is left of an earlier try."""
+    """The disk probe writes and removes a file of 1 MiB, also if an earlier probe left one."""
     folder = claim_folder(tmp_path, "app/1", ())
     before = sorted(folder.path.rglob("*"))
     folder.probe_disk()
@@ -443,7 +443,7 @@ def test_trying_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
 
 
 def test_the_default_folder_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's own local directories come first, of several the first."""
+    """The local folder defaults to Spark's local directories, of which the first is taken."""
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("LOCAL_DIRS", "/one,/two")

@@ -1,4 +1,4 @@
-"""What others leave in our folders on disk (desktops, editors, fsck, people) stays, and stops nothing."""
+"""Files that other programs or people leave in local folders stay there and disturb nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDERS = ("lost+found", ".Trash-0", "8-1-bb", "0008.00000000000000000008-1-aa",
 
 
 def litter(*folders: Path) -> list[Path]:
-    """Put what is not ours into folders of ours; return it."""
+    """Create foreign files and folders in the given folders and return their paths."""
     left = []
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deltas are counted and the old ones forgotten as if nothing else were there."""
+    """Sealed deltas are counted and removed correctly beside foreign files."""
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 0)
     left = litter(folder.sealed)
     assert folder.sealed_attempts() == ("1-aa", "1-aa")
@@ -56,7 +56,7 @@ def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypa
 
 
 def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
-    """Stacks are found, switched and dropped as if nothing else were there."""
+    """Stacks are found, replaced and dropped correctly beside foreign files."""
     left = litter(folder.path / "stacks", folder.path / "stacks" / "s")
     assert folder.stacks("s").replace(7, None, Stack(Head(6, "1-aa")))
     assert folder.copies() == [("s", 7)]
@@ -67,7 +67,7 @@ def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
 
 
 def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
-    """What came half is gone on with, and forgotten, as if nothing else were there."""
+    """An interrupted snapshot download resumes, or is discarded for another snapshot, beside foreign files."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
     IncomingSnapshots(folder.path).append_bytes(address, snapshot, 0, b"half")
     left = litter(folder.path / "incoming", folder.path / "incoming" / "s")
@@ -81,7 +81,7 @@ def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
 
 
 def test_a_folder_is_taken_over_and_tidied_around_them(folder: Folder, tmp_path: Path) -> None:
-    """Who comes gets the folder of who went, whatever lies in it or beside it, and nothing beside it is taken."""
+    """A takeover and its clean-up handle the member's folder and leave foreign files in and beside it alone."""
     inside = [folder.path / name for name in ("", "copies", "copies/s", "sealed", "incoming", "incoming/s")]
     left = litter(tmp_path / "base", *inside[:1])
     litter(*inside[1:])
@@ -94,7 +94,7 @@ def test_a_folder_is_taken_over_and_tidied_around_them(folder: Folder, tmp_path:
 
 
 def test_in_a_root_on_disk(tmp_path: Path) -> None:
-    """A root that is a mounted disk has fsck's folder; what lies among unfinished writes harms no put."""
+    """A directory store works on a mounted disk with lost+found and with foreign files among unfinished writes."""
     root = tmp_path / "root"
     (root / "lost+found").mkdir(parents=True)
     (root / "lost+found" / "#12345").write_text("a piece of something")

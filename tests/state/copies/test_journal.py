@@ -1,4 +1,4 @@
-"""Journals: entries as bytes, what damage leaves of them, compaction, locks and full disks."""
+"""Journals: encoded entries, damaged journals, compaction, locks and full disks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STATES: list[dict[int, Stack]] = [
 
 
 def entries() -> list[bytes]:
-    """Return the bytes of the entries with these changes."""
+    """Return the encoded entries of these changes."""
     seed, encoded = SEED, []
     for changes in CHANGES:
         data, seed = encode_entry(changes, seed)
@@ -54,7 +54,7 @@ def entries() -> list[bytes]:
 
 
 def test_entries_are_read_as_they_were_written() -> None:
-    """All at once, or one after the other."""
+    """Entries are read back equal, at once or one after the other."""
     data = entries()
     listing, end, _ = read_entries(b"".join(data), Listing(), SEED)
     assert (listing.stacks, end) == (STATES[3], sum(map(len, data)))
@@ -68,7 +68,7 @@ def test_entries_are_read_as_they_were_written() -> None:
 
 
 def test_a_cut_or_changed_journal_has_the_stacks_of_an_earlier_entry() -> None:
-    """Cut anywhere, or with any byte changed, or with an entry left out: exactly the entries before count."""
+    """A journal that is cut, changed or lacks an entry has exactly the stacks of the entries before the damage."""
     data = entries()
     whole = b"".join(data)
     ends = [0, len(data[0]), len(data[0] + data[1]), len(whole)]
@@ -92,7 +92,7 @@ def test_a_cut_or_changed_journal_has_the_stacks_of_an_earlier_entry() -> None:
     ],
 )  # fmt: skip
 def test_an_entry_with_impossible_changes_does_not_count(change: Change) -> None:
-    """Its checksum is right, but no process of this version wrote it."""
+    """An entry with a valid checksum but impossible changes is ignored."""
     first, seed = encode_entry([Change(7, head_of(1), 0, (part(1), part(2)))], SEED)
     listing, end, _ = read_entries(first + encode_entry([change], seed)[0], Listing(), SEED)
     assert (listing.stacks, end) == ({7: stack_of(1, 1, 2)}, len(first))
@@ -101,7 +101,7 @@ def test_an_entry_with_impossible_changes_does_not_count(change: Change) -> None
 def test_a_journal_is_replaced_when_it_is_twice_as_long_as_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never grows beyond that, and every reader finds the stacks, whether or not it knew the former journal."""
+    """A journal is compacted before it is twice as long as needed, and readers of the old one find all stacks."""
     monkeypatch.setattr(journal_file, "_SPARE_BYTES", 4_000)
     reader = Stacks(tmp_path, "totals")
     numbers = set()
@@ -120,7 +120,7 @@ def test_a_journal_is_replaced_when_it_is_twice_as_long_as_needed(
 
 
 def test_changes_of_high_stacks_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All parts of all stacks count as needed, so a batch writes only its changes, however many parts stacks have."""
+    """A batch appends only its changes, however many parts the stacks have, because all their parts count as needed."""
     monkeypatch.setattr(journal_file, "_SPARE_BYTES", 0)
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace_many({n: (None, stack_of(1, *range(8))) for n in range(100)})
@@ -133,7 +133,7 @@ def test_changes_of_high_stacks_are_appended(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_reader_reads_only_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unchanged journal costs one look at its size."""
+    """A reader reads only the appended bytes, and only compares the size of an unchanged journal."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace_many({n: (None, stack_of(1, n)) for n in range(100)})
     assert len(read_anew(tmp_path)) == 100
@@ -155,7 +155,7 @@ def test_a_reader_reads_only_what_was_appended(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_next_writer_starts_a_new_journal_after_a_torn_entry(tmp_path: Path) -> None:
-    """No process takes new entries for the continuation of what it had read of the damaged journal."""
+    """After a torn entry the next writer starts a new journal, so that no reader continues the damaged one."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
     (journal,) = journals_in(tmp_path)
@@ -178,7 +178,7 @@ def test_the_next_writer_starts_a_new_journal_after_a_torn_entry(tmp_path: Path)
 
 
 def test_a_journal_that_was_cut_between_entries_is_not_continued(tmp_path: Path) -> None:
-    """A process that read further could otherwise miss entries, once the journal has the length that it knows."""
+    """A journal that lost whole entries is replaced, because a process that had read further could miss new entries."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
     (journal,) = journals_in(tmp_path)
@@ -193,7 +193,7 @@ def test_a_journal_that_was_cut_between_entries_is_not_continued(tmp_path: Path)
 
 
 def test_what_a_dead_compaction_left_is_removed(tmp_path: Path) -> None:
-    """A torn next journal does not count. A whole one does, though the former journal is still there."""
+    """A torn next journal is ignored, and a complete one counts even if the former journal still exists."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
     (journal,) = journals_in(tmp_path)
@@ -207,14 +207,14 @@ def test_what_a_dead_compaction_left_is_removed(tmp_path: Path) -> None:
     assert journals_in(tmp_path) == [journal]
     next_journal.write_bytes(encode_entry([Change(7, head_of(3), 0, (part(3),))], SEED)[0])
     assert read_anew(tmp_path) == {7: stack_of(3, 3)}
-    assert not stacks.replace(7, stack_of(2, 1, 2), stack_of(4, 4)), "this process knew the former journal only"
+    assert not stacks.replace(7, stack_of(2, 1, 2), stack_of(4, 4)), "this process has read only the former journal"
     assert stacks.replace(7, stack_of(3, 3), stack_of(4, 4))
     assert journals_in(tmp_path) == [next_journal]
     assert read_anew(tmp_path) == {7: stack_of(4, 4)}
 
 
 def test_a_writer_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They give up after some seconds and continue with what they have read. A dropped copy stays on the disk."""
+    """Other processes stop waiting for a hanging writer and continue with the stacks that they have read."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
     monkeypatch.setattr(journal_file, "_LOCK_SECONDS", 0.01)
@@ -246,7 +246,7 @@ def limited(folder: Path, size: int) -> None:
 
 
 def test_a_full_disk_leaves_a_readable_journal(tmp_path: Path) -> None:
-    """Wherever within the entry the disk stops, the stacks stay, and the next process continues the journal."""
+    """A disk that fills up within an entry leaves the stacks intact, and the next process continues the journal."""
     context = get_context("fork")
     for number, more in enumerate((0, 1, 11, 12, 13, 500, 3000)):
         folder = tmp_path / str(number)
@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_a_readable_journal(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_during_a_compaction_keeps_the_journal(tmp_path: Path) -> None:
-    """The new journal is removed again."""
+    """A failed compaction removes the new journal and keeps the former one."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace_many({n: (None, stack_of(1, n)) for n in range(50)})
     (journal,) = journals_in(tmp_path)
@@ -298,7 +298,9 @@ STEPS = st.one_of(
 def test_two_processes_see_what_a_dict_would_hold(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, tuple[str, object]]], spare: int
 ) -> None:
-    """Two processes replace, merge and drop stacks, some with a wrong expectation. Others die while they append."""
+    """Two processes that replace, merge and drop stacks, and others that die while they append, agree with a
+    dictionary.
+    """
     folder = tmp_path_factory.mktemp("journal")
     model: dict[int, Stack] = {}
     memories: list[dict[str, object]] = [{}, {}]
@@ -314,7 +316,7 @@ def test_two_processes_see_what_a_dict_would_hold(
 
 
 def take_step(folder: Path, model: dict[int, Stack], kind: str, argument: object) -> None:
-    """Do one step with the stacks in ``folder`` and with the ``model``, and compare what it returns."""
+    """Apply one step to the stacks in ``folder`` and to the ``model``, and compare what it returns."""
     stacks = Stacks(folder, "totals")
     if kind == "replace":
         assert isinstance(argument, dict)

@@ -1,4 +1,4 @@
-"""A process that dies while it appends to a journal, at every byte or at any time, harms no stack."""
+"""A process that dies while it appends to a journal leaves all stacks intact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY_GROUPS = range(20)
 
 
 def test_a_crash_at_any_byte_of_an_append_leaves_the_former_stacks(tmp_path: Path) -> None:
-    """The next process reads them, changes them, and finds its change again."""
+    """The next process reads the former stacks, and a change that it makes can be read again."""
     assert Stacks(tmp_path, "totals").replace_many({n: (None, stack_of(1, n)) for n in (1, 2)})
     (journal,) = journals_in(tmp_path)
     before = journal.read_bytes()
@@ -38,7 +38,7 @@ def test_a_crash_at_any_byte_of_an_append_leaves_the_former_stacks(tmp_path: Pat
 
 
 def write_until_killed(folder: Path) -> None:
-    """Replace all stacks again and again. All of them have the same head and the same parts after each change."""
+    """Replace all stacks repeatedly, so that all of them have the same head and parts after each change."""
     stacks = Stacks(folder, "totals")
     while True:
         former = stacks.read(0)
@@ -53,10 +53,10 @@ def write_until_killed(folder: Path) -> None:
 def test_processes_killed_at_any_time_leave_all_stacks_of_one_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes race and are killed. What was committed before stays, and each change is there whole or not."""
+    """Two racing processes that are killed lose no committed change and leave no partial one."""
     chance = random.Random(1)
     context = get_context("fork")
-    monkeypatch.setattr(journal_file, "_SPARE_BYTES", 4_000)  # many compactions
+    monkeypatch.setattr(journal_file, "_SPARE_BYTES", 4_000)  # forces many compactions
     assert Stacks(tmp_path, "totals").replace_many({n: (None, stack_of(1, 1)) for n in KEY_GROUPS})
     newest = 1
     for _ in range(15):
@@ -70,7 +70,7 @@ def test_processes_killed_at_any_time_leave_all_stacks_of_one_change(
             process.join()
         found = read_anew(tmp_path)
         assert set(found) == set(KEY_GROUPS)
-        assert len(set(found.values())) == 1, "a change is there for some key-groups only"
+        assert len(set(found.values())) == 1, "a change was stored for only some key-groups"
         assert found[0].head.version >= newest
         assert found[0].parts[-1] == part(found[0].head.version)
         newest = found[0].head.version

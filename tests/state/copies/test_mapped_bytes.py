@@ -1,4 +1,4 @@
-"""Copies are mapped within a limit on addresses, as ``spark.executor.pyspark.memory`` sets one."""
+"""Local copies are mapped within a limited address space, which ``spark.executor.pyspark.memory`` sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.folders import CHECKOUT
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits addresses as Linux does")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the addresses of a process, which needs Linux")
 
 MIB = 1 << 20
 IN_CHILD = """
@@ -47,30 +47,30 @@ print(json.dumps([most, told]))
 
 
 def in_child(folder: Path, more: int, tasks: int, together: int) -> tuple[int, list[str]]:
-    """Open files of 8 MiB in a process that may take ``more`` bytes of addresses (0: any number). Each task opens some
-    of them ``together``. Return the most bytes that were mapped, and what was raised.
+    """Open files of 8 MiB in a process that may use ``more`` additional bytes of addresses (0: no limit). Each task
+    opens ``together`` files. Return the maximum of mapped bytes, and the class and text of the error.
     """
     command = [sys.executable, "-c", IN_CHILD, str(folder), str(more), str(tasks), str(together)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
-    most, told = json.loads(done.stdout)
-    return most, told
+    most, error = json.loads(done.stdout)
+    return most, error
 
 
 def test_files_of_earlier_tasks_make_room(tmp_path: Path) -> None:
-    """40 tasks need 16 MiB each, 640 MiB in all, in 200 MiB of addresses: about half of these are mapped."""
-    most, told = in_child(tmp_path, 200 * MIB, 40, 2)
-    assert told == []
+    """With 200 MiB of addresses, 40 tasks of 16 MiB each succeed, because files of earlier tasks are unmapped."""
+    most, error = in_child(tmp_path, 200 * MIB, 40, 2)
+    assert error == []
     assert 80 * MIB <= most <= 100 * MIB
 
 
 def test_copies_of_one_task_that_do_not_fit_are_told_from_rows(tmp_path: Path) -> None:
-    """The error names the copies and the setting, and does not advise fewer rows."""
-    most, (kind, said) = in_child(tmp_path, 100 * MIB, 1, 40)
+    """If the copies of one task do not fit, the error names the copies and the setting, and advises no fewer rows."""
+    most, (kind, text) = in_child(tmp_path, 100 * MIB, 1, 40)
     assert most < 100 * MIB
     assert kind == "NoRoomForCopies"
-    assert "RIFFLE-0485" in said
-    assert "spark.executor.pyspark.memory" in said
-    assert "maxOffsetsPerTrigger" not in said
+    assert "RIFFLE-0485" in text
+    assert "spark.executor.pyspark.memory" in text
+    assert "maxOffsetsPerTrigger" not in text
 
 
 GROWTH_IN_CHILD = """
@@ -87,7 +87,7 @@ print(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesiz
 
 
 def test_arrow_reserves_no_addresses_where_they_are_limited() -> None:
-    """Its allocator would take 1 GiB of them with the first value, most of what a Python worker may have."""
+    """With limited addresses, Arrow uses an allocator that does not reserve 1 GiB for its first value."""
     command = [sys.executable, "-c", GROWTH_IN_CHILD]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
     assert int(done.stdout) < 256 * MIB
@@ -116,7 +116,7 @@ print(json.dumps([answers, sorted(names)]))
 
 @pytest.mark.parametrize(("room", "in_own_threads"), [(80 * MIB, False), (480 * MIB, True)])
 def test_fetches_need_no_more_threads_than_addresses_allow(room: int, in_own_threads: bool) -> None:
-    """If twelve stacks of 8 MiB and an arena do not fit, there are fewer threads, or the calling thread fetches."""
+    """Fetches use fewer threads, or only the calling thread, if twelve stacks of 8 MiB and an arena do not fit."""
     command = [sys.executable, "-c", FETCHES_IN_CHILD, str(room)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
@@ -139,7 +139,7 @@ except RuntimeError as error:
 
 
 def test_a_refused_thread_is_an_error_with_a_remedy() -> None:
-    """It names the setting that limits addresses, and the other limits."""
+    """A thread that cannot start is an error that names the setting that limits addresses."""
     command = [sys.executable, "-c", REFUSED_THREAD_IN_CHILD]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
     assert "A Python worker cannot start a thread" in done.stdout

@@ -1,4 +1,4 @@
-"""The bytes of local parts, as they are used without being opened again."""
+"""Parts on the local disk are reused as snapshots without being encoded again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FILES = {
 
 
 def keys() -> Keys:
-    """Return one key."""
+    """Return a key list with a single key."""
     return parse_keys(f"a = {base64.b64encode(bytes(32)).decode()}", "file:/keys", bytes)
 
 
 def written(folder: Path, file: str, data: bytes, rows: int, own_keys: Keys | None) -> StackedPart:
-    """Write a part as a file of a member's folder, encrypted for its place if there are keys."""
+    """Write a part to a file of a member's folder, encrypted for its place if there are keys."""
     if own_keys is not None:
         data = own_keys.new_encryption()(data, encryption_place(file, SCHEMA.store, KEY_GROUP))
     path = folder / file
@@ -42,7 +42,7 @@ def written(folder: Path, file: str, data: bytes, rows: int, own_keys: Keys | No
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
 def test_a_part_becomes_a_snapshot_unless_it_marks_deleted_keys(tmp_path: Path, file: str, is_encrypted: bool) -> None:
-    """Its bytes are those that were encoded, whatever place they are encrypted for."""
+    """A part without a column of deletions is returned as its encoded bytes, and any other part as None."""
     own_keys = keys() if is_encrypted else None
     delta = part_codec.encode(delta_table({"a": 1, "b": None}))
     snapshot = part_codec.encode(delta_table({"a": 1}).drop_columns([part_codec.DELETED]))
@@ -53,7 +53,7 @@ def test_a_part_becomes_a_snapshot_unless_it_marks_deleted_keys(tmp_path: Path, 
 
 
 def test_a_part_of_another_place_is_a_damaged_copy(tmp_path: Path) -> None:
-    """It was encrypted for another key-group, so it is not read as a snapshot of this one."""
+    """A part that was encrypted for another key-group raises DamagedCopy."""
     own_keys = keys()
     part = written(tmp_path, FILES["a delta"], part_codec.encode(delta_table({"a": 1})), 1, own_keys)
     with pytest.raises(DamagedCopy):

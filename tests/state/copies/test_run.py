@@ -1,4 +1,4 @@
-"""Keys found by hash in stacks of runs, and runs merged: as a dictionary has them, also where keys share a hash."""
+"""Lookups in stacks of runs and merged runs agree with a dictionary, also for keys that share a hash."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Key = tuple[int, int]
 
 
 def seeds(a: int) -> int:
-    """Return the hash of the first column, with which the second one's begins."""
+    """Return the hash of the first column, which seeds the hash of the second."""
     return int(hash_longs(np.array([a], np.uint64), np.array([SEED], np.uint64))[0])
 
 
 def turned(word: int, bits: int) -> int:
-    """Rotate to the left."""
+    """Rotate a 64-bit word to the left."""
     return ((word << bits) | (word >> (64 - bits))) % _WORD
 
 
 def sharing(key: Key, a: int) -> Key:
-    """Return the key with another first column whose hash is the same: the hash of a number can be run backwards."""
+    """Return a key with the first column ``a`` and the same hash as ``key``, found by inverting the hash."""
     mixed = turned(key[1] % _WORD * _TWO % _WORD, 31) * _ONE % _WORD
-    wanted = mixed ^ ((seeds(key[0]) + _FIVE + 8) % _WORD) ^ ((seeds(a) + _FIVE + 8) % _WORD)
-    b = turned(wanted * pow(_ONE, -1, _WORD) % _WORD, 64 - 31) * pow(_TWO, -1, _WORD) % _WORD
+    mixed_second = mixed ^ ((seeds(key[0]) + _FIVE + 8) % _WORD) ^ ((seeds(a) + _FIVE + 8) % _WORD)
+    b = turned(mixed_second * pow(_ONE, -1, _WORD) % _WORD, 64 - 31) * pow(_TWO, -1, _WORD) % _WORD
     return a, b - _WORD if b >= _WORD // 2 else b
 
 
@@ -46,7 +46,7 @@ TWINS = [(1, 10), sharing((1, 10), 2), sharing((1, 10), 3), (1, 11), sharing((1,
 
 
 def test_the_twins_share_a_hash() -> None:
-    """What the other tests here rest on."""
+    """The constructed keys share hashes, which the other tests of this file rely on."""
     hashes = hashes_of(TWINS).tolist()
     assert hashes[0] == hashes[1] == hashes[2]
     assert hashes[3] == hashes[4]
@@ -54,12 +54,12 @@ def test_the_twins_share_a_hash() -> None:
 
 
 def hashes_of(keys: list[Key]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the keys' hashes."""
+    """Return the hashes of keys."""
     return key_hashes([pa.array([key[at] for key in keys], pa.int64()) for at in (0, 1)])
 
 
 def run_of(changes: dict[Key, str | None]) -> list[Run]:
-    """Return changes as a run; ``None`` deletes."""
+    """Return changes as a run; ``None`` deletes the key."""
     if not changes:
         return []
     columns = [[a for a, _ in changes], [b for _, b in changes], list(changes.values())]
@@ -75,7 +75,7 @@ CHANGES = st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.text(m
 
 @given(CHANGES, st.lists(st.sampled_from(TWINS), unique=True))
 def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]], asked: list[Key]) -> None:
-    """Whatever lies on top of what, and whichever keys share a hash; a deleted key is not there."""
+    """A lookup finds the newest row of each key and no deleted key, also if keys share a hash."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
     asked = sorted(asked, key=lambda key: int(hashes_of([key])[0]))
     keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=PAIRS.key)
@@ -90,7 +90,7 @@ def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]
 @pytest.mark.parametrize("bottom", [False, True])
 @given(CHANGES)
 def test_merged_runs_hold_what_the_runs_held(bottom: bool, history: list[dict[Key, str | None]]) -> None:
-    """One row a key, the newest, by hash and then by stored key; at the bottom deleted ones are left out."""
+    """A merge keeps the newest row per key, ordered by hash and key, and drops deleted keys at a stack's bottom."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
     table = merge_runs(runs, ["a", "b"], PAIRS.row_schema, bottom=bottom)
     model: dict[Key, str | None] = {}
@@ -108,7 +108,7 @@ UNTIL = PlainColumns("s", PAIRS.key, pa.schema([("until", pa.int64())]), "until"
 
 
 def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
-    """Return keys that end, and when, as a run; ``None`` deletes."""
+    """Return keys with their expiry times as a run; ``None`` deletes the key."""
     if not changes:
         return []
     columns = [[a for a, _ in changes], [b for _, b in changes], list(changes.values())]
@@ -125,7 +125,7 @@ def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
     st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.integers(0, 9)), max_size=5), st.integers(-1, 10)
 )
 def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | None]], first_ms: int) -> None:
-    """No row says so: it is not found, not merged at the bottom, and what is merged above hides what lies below."""
+    """Rows that expired before the timer are not found, not merged at the bottom, and still hide older rows below."""
     runs = [run for changes in reversed(history) for run in dated(changes, first_ms)]
     newest: dict[Key, int | None] = {}
     for changes in history:
@@ -150,7 +150,9 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
 
 
 def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
-    """A copy that is behind may be gone back to: it holds what is gone since."""
+    """The timer of an entry applies to copies at its head only, because an older copy still has rows that expired
+    since.
+    """
     entry = Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),), timer_ms=50)
     assert timer_at_head(entry, Head(3, "1-a")) == 50
     assert timer_at_head(entry, Head(2, "1-a")) == UNKNOWN_MS
@@ -158,8 +160,8 @@ def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
 
 
 def test_nulls_zeros_and_nans_are_the_keys_that_they_are_to_spark() -> None:
-    """Null is null, NaN is NaN and -0.0 is 0.0; everything else differs where it differs."""
-    one = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
-    other = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})
-    assert find_differing_rows(one, one).tolist() == []
-    assert find_differing_rows(one, other).tolist() == [2, 3, 4]
+    """Keys compare as in Spark: NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0."""
+    left = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
+    right = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})
+    assert find_differing_rows(left, left).tolist() == []
+    assert find_differing_rows(left, right).tolist() == [2, 3, 4]

@@ -1,4 +1,4 @@
-"""What a disk forgets by itself is found beside the batches, a bounded look at a time."""
+"""A scrub finds silently corrupted files between batches, a bounded number of bytes at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.state.members import SCHEMA, Place
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A member with copies of five key-groups."""
+    """Return a member with copies of five key-groups."""
     place = Place(tmp_path / "member")
     place.seal(0, {kg: {f"k{n}": n for n in range(200)} for kg in range(5)})
     for kg in range(5):
@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def rot(file: Path) -> None:
-    """Change a byte of a file, and nothing that its folder tells of it."""
+    """Change a byte of a file and restore its times."""
     found = file.stat()
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -39,8 +39,8 @@ def rot(file: Path) -> None:
 
 
 def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place) -> None:
-    """A file that lost its end, or itself, between being written and being read is a disk that does not keep what it
-    takes: no copy is to blame, and no object.
+    """A file that is truncated or missing right after its write raises LocalDiskError, because the disk failed and not
+    the copy or the object.
     """
     file = next(place.folder.path.glob("stacks/*/*.part"))
     stack = place.folder.stacks(SCHEMA.store).read(int(file.name[:4]))
@@ -55,7 +55,7 @@ def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place)
 
 
 def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None:
-    """One key-group a look of one byte: the damaged one is found in its turn, whoever began."""
+    """A scrub of one byte checks one key-group, and five of them find the damaged one."""
     rot(place.files(3)[0])
     assert [scrub_stacks(place.folder, 1) for _ in range(5)].count([("totals", 3)]) == 1
     assert place.bring().restores == 1
@@ -63,7 +63,7 @@ def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None
 
 @pytest.mark.parametrize("key_groups", [3, 4])
 def test_each_key_group_has_its_turn(tmp_path: Path, key_groups: int) -> None:
-    """As many looks as there are key-groups find damage of any of them, and each look goes on where the last ended."""
+    """As many scrubs as there are key-groups check each key-group once, because each continues after the last."""
     place = Place(tmp_path)
     place.seal(0, {kg: {"k": kg} for kg in range(key_groups)})
     for kg in range(key_groups):
@@ -79,7 +79,7 @@ def test_each_key_group_has_its_turn(tmp_path: Path, key_groups: int) -> None:
 
 @pytest.mark.parametrize("length", [1 << 45, 1 << 63])
 def test_a_part_longer_than_its_file_is_not_whole(place: Place, length: int) -> None:
-    """Whatever a list says, no more is read than is there."""
+    """A scrub refuses a part whose listed range exceeds its file."""
     stack = place.folder.stacks(SCHEMA.store).read(3)
     assert stack is not None
     files, part = PartFiles(place.folder.path), stack.parts[0]
@@ -89,13 +89,13 @@ def test_a_part_longer_than_its_file_is_not_whole(place: Place, length: int) -> 
 
 
 def test_a_change_whose_time_was_put_back_is_found_by_who_reads_next(place: Place) -> None:
-    """Also where the process has the file open, and found it whole: the inode has a time that nobody sets."""
+    """The next reader finds a change whose file times were restored, because the inode's change time differs."""
     rot(place.files(3)[0])
     assert place.bring().restores == 1
 
 
 def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot puts another part in its place while its stack is looked at: that stack is left alone."""
+    """A scrub reports no damage if a slot merges a part while its stack is checked."""
     stacks, opening = place.folder.stacks(SCHEMA.store), Path.open
     before = stacks.read(2)
     assert before is not None
@@ -119,7 +119,7 @@ def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch
 
 @pytest.mark.parametrize("links", [0, 2])
 def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, links: int) -> None:
-    """A byte changes after it was checked, and no time of the file tells: it is neither merged nor taken."""
+    """A byte that changes without a new file time is neither merged nor copied into a snapshot."""
     place = Place(tmp_path)
     place.seal(0, {1: {f"{n:08d}": n for n in range(20_000)}})
     place.snapshot(1)
@@ -129,7 +129,7 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
     (file,) = [file for file in place.files() if "stacks" in file.parts]
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
         at = mapped.find((12_345).to_bytes(8, "little"))
-        mapped[at] = mapped[at]  # the page is written to from here on, and the file's time is of now
+        mapped[at] = mapped[at]  # marks the page as written, so that the file's time stays as it is now
         keeper = place.keeper()
         copies = keeper.advance(place.entries)[0]
         before = signature_of(str(file))
@@ -137,5 +137,5 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
         assert signature_of(str(file)) == before
         with pytest.raises(DamagedCopy):
             keeper.merge(copies) if links else keeper.make_snapshot(1, place.entries[1], attempt(9))
-        taken = keeper.make_snapshot(1, place.entries[1], attempt(9))
-    assert 12_345 in pa.ipc.open_stream(taken.data).read_all()["v"].to_pylist()
+        snapshot = keeper.make_snapshot(1, place.entries[1], attempt(9))
+    assert 12_345 in pa.ipc.open_stream(snapshot.data).read_all()["v"].to_pylist()

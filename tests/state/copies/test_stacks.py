@@ -1,4 +1,4 @@
-"""Stacks are replaced one after the other, and seen whole or not at all, by any number of processes."""
+"""Any number of processes replace stacks one after the other, and see each change completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kit.state.stack_changes import (
 
 
 def test_a_new_stack_replaces_the_former_one(tmp_path: Path) -> None:
-    """Files that only the former stack used are deleted with it."""
+    """Replacing a stack deletes the files that only the former stack used."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.read(7) is None
     own = own_part(stacks, 7)
@@ -38,7 +38,7 @@ def test_a_new_stack_replaces_the_former_one(tmp_path: Path) -> None:
 
 
 def test_many_stacks_are_replaced_with_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only those that are as expected are replaced, and the caller learns which."""
+    """One write replaces all stacks that are as expected, and the call returns their key-groups."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace_many({n: (None, stack_of(1, n)) for n in range(500)}) == set(range(500))
     with another_process():
@@ -61,7 +61,7 @@ def test_many_stacks_are_replaced_with_one_write(tmp_path: Path, monkeypatch: py
 
 
 def test_a_process_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
-    """Another process has replaced the stack that it read."""
+    """A process whose stack was replaced by another process writes nothing."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
     with another_process():
@@ -75,7 +75,7 @@ def test_a_process_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_files_are_kept_while_another_key_group_uses_them(tmp_path: Path) -> None:
-    """Key-groups may share a merged file. It is deleted with the last stack that uses it."""
+    """A file that key-groups share is deleted with the last stack that uses it."""
     stacks = Stacks(tmp_path, "totals")
     shared = own_part(stacks, 7)
     second = shared._replace(start=0, checksum=6)
@@ -91,7 +91,7 @@ def test_files_are_kept_while_another_key_group_uses_them(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_keeps_the_old_file_does_not_undo_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new stack counts, and its parts stay. The next writer or the next owner removes what is left."""
+    """A change counts even if the old file cannot be deleted, and the parts of the new stack stay."""
     stacks = Stacks(tmp_path, "totals")
     former = Stack(head_of(1), (own_part(stacks, 7),))
     assert stacks.replace(7, None, former)
@@ -113,7 +113,7 @@ def rows_of(folder: Path, stack: Stack) -> list[int]:
 
 
 def add(folder: Path, numbers: range, answers: Queue[list[int]]) -> None:
-    """Put a part on a copy for each number, and merge the parts now and then."""
+    """Put a part for each number on a copy, merge the parts now and then, and report the added numbers."""
     added = []
     stacks = Stacks(folder, "totals")
     for number in numbers:
@@ -122,7 +122,7 @@ def add(folder: Path, numbers: range, answers: Queue[list[int]]) -> None:
             now = stacks.read(7)
             assert now is not None
             merges = len(now.parts) > 8
-            with suppress(FileNotFoundError):  # merged meanwhile
+            with suppress(FileNotFoundError):  # another process has merged the files
                 rows = [*(rows_of(folder, now) if merges else []), number]
                 file = stacks.new_file(7)
                 file.write_text(" ".join(map(str, rows)))
@@ -136,7 +136,7 @@ def add(folder: Path, numbers: range, answers: Queue[list[int]]) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_that_replace_a_stack_lose_nothing_of_each_other(tmp_path: Path, count: int) -> None:
-    """Every part that a process was told is on the copy is there at the end, with its file."""
+    """Every part that a process added successfully is in the final copy with its file."""
     assert Stacks(tmp_path, "totals").replace(7, None, Stack(head_of(0)))
     context = get_context("fork")
     answers: Queue[list[int]] = context.Queue()
@@ -153,7 +153,7 @@ def test_processes_that_replace_a_stack_lose_nothing_of_each_other(tmp_path: Pat
 
 
 def test_the_present_stack_is_dropped(tmp_path: Path) -> None:
-    """Not the stack that was read, if another process has replaced it since. The last one takes the journal along."""
+    """A drop removes the stack that another process wrote meanwhile, and the last drop removes the journal."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
     with another_process():
@@ -166,7 +166,7 @@ def test_the_present_stack_is_dropped(tmp_path: Path) -> None:
 
 
 def test_merged_parts_are_replaced_below_newer_parts(tmp_path: Path) -> None:
-    """The head stays that of the present stack. A stack without the merged parts stays as it is."""
+    """A merge replaces the merged parts below newer ones and keeps the head, or does nothing if the parts are gone."""
     slow, quick = Stacks(tmp_path, "totals"), Stacks(tmp_path, "totals")
     assert quick.replace(7, None, stack_of(2, 1, 2))
     assert slow.read(7) == stack_of(2, 1, 2)
@@ -180,7 +180,7 @@ def test_merged_parts_are_replaced_below_newer_parts(tmp_path: Path) -> None:
 
 
 def test_a_dropped_stack_takes_only_its_own_files_along(tmp_path: Path) -> None:
-    """Files of other key-groups stay, even if their numbers begin alike."""
+    """A drop keeps files of other key-groups, also if their numbers start with the same digits."""
     stacks = Stacks(tmp_path, "totals")
     for key_group in (7, 71):
         assert stacks.replace(key_group, None, Stack(head_of(1), (part(1), own_part(stacks, key_group))))
@@ -191,7 +191,7 @@ def test_a_dropped_stack_takes_only_its_own_files_along(tmp_path: Path) -> None:
 
 
 def test_a_file_that_no_stack_lists_yet_stays_if_a_stack_is_dropped(tmp_path: Path) -> None:
-    """Another process is about to put it on a stack."""
+    """A drop keeps a file that another process is about to put on a stack."""
     first, second = Stacks(tmp_path, "totals"), Stacks(tmp_path, "totals")
     assert first.replace(7, None, stack_of(1, 1))
     coming = own_part(second, 7)

@@ -1,4 +1,6 @@
-"""Copies of a store of variables: brought, followed, merged or restored, they hold the same, and tell what is due."""
+"""Copies of a store of variables hold the same state whether they are followed, merged or restored, and find due
+elements.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ Key = tuple[str | None, int | None]
 
 
 class Change(NamedTuple):
-    """One row of a delta: which element of which variable of a key (``None``: all of the variable), its new number
-    (``None``: deleted), and when it is due.
+    """One row of a delta: the element of a variable of a key (``None``: the whole variable), its new number (``None``:
+    deleted), and the time at which it is due.
     """
 
     key: Key
@@ -70,7 +72,7 @@ class Change(NamedTuple):
 
 
 Model = dict[tuple[Key, str, object], tuple[int | None, int | None]]
-"""From key, variable and element to number and due time."""
+"""Maps key, variable and element to number and due time."""
 
 
 def row_of(change: Change) -> dict[str, object]:
@@ -88,7 +90,7 @@ def row_of(change: Change) -> dict[str, object]:
 
 
 def applied(model: Model, changes: Sequence[Change]) -> Model:
-    """Return the model after a delta: what is cleared goes first."""
+    """Return the model after a delta, which clears variables before it writes elements."""
     cleared = {(change.key, change.variable) for change in changes if change.element is None}
     after = {place: held for place, held in model.items() if place[:2] not in cleared}
     for change in changes:
@@ -122,8 +124,8 @@ def model_of(table: pa.Table) -> Model:
 
 
 class Log:
-    """Deltas and snapshots of a few key-groups, really sealed, some as the first format has them, some packed, and what
-    each key-group should hold.
+    """Sealed deltas and snapshots of a few key-groups, partly in the first format and partly packed, with the expected
+    state.
     """
 
     def __init__(self) -> None:
@@ -133,7 +135,7 @@ class Log:
         self.version = 0
 
     def seal(self, changes: dict[int, list[Change]]) -> None:
-        """Commit one delta of some key-groups."""
+        """Commit one delta with changes of some key-groups."""
         data, name = b"", attempt(self.version)
         for key_group, of_group in sorted(changes.items()):
             table = table_of(SCHEMA, [row_of(change) for change in of_group], delta=True)
@@ -147,7 +149,7 @@ class Log:
         self.version += 1
 
     def snapshot(self, key_group: int, folder: Folder) -> None:
-        """Take and list a snapshot of a key-group, on the member of that folder."""
+        """Take a snapshot of a key-group from the member with this folder, and list it."""
         order = SnapshotOrder(SCHEMA.store, key_group, self.entries[key_group])
         keeper = StackKeeper(folder, SCHEMA, Reader(self.store), 1)
         taken = take_snapshot(order, keeper, self.store, attempt(900 + self.version))
@@ -157,11 +159,11 @@ class Log:
         self.entries[key_group] = replaced
 
     def brought(self, folder: Folder) -> dict[int, OpenStack]:
-        """Return copies of a member at the newest heads."""
+        """Return the copies of a member at the newest heads."""
         return StackKeeper(folder, SCHEMA, Reader(self.store), 1).advance(self.entries)[0]
 
     def followed(self, folder: Folder) -> dict[int, OpenStack]:
-        """Return copies of a member that upkeep brought there, whatever they were."""
+        """Return the copies of a member after upkeep has followed the log."""
         follower = Follower(
             folder, self.store, {SCHEMA.store: SCHEMA}, 1, lambda address: self.entries[address[1]],
             Budget(60, None, lambda: 0.0), lambda: True,
@@ -193,16 +195,16 @@ ELEMENTS = st.one_of(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_parts_are_packed() -> Iterator[None]:
-    """Have parts of a few rows packed that a batch would seal so."""
+    """Pack parts with few rows, which a batch would seal unpacked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_codec, "_PACK_FROM_BYTES", 0)  # private: small state
-        patch.setattr(part_codec, "_RATIO_MAX", 1_000)  # private: as above
+        patch.setattr(part_codec, "_RATIO_MAX", 1_000)  # private: small state
         yield
 
 
 @st.composite
 def deltas(draw: st.DrawFn) -> dict[int, list[Change]]:
-    """Draw the changes of a batch: each element at most once, and nothing put where all is cleared but new elements."""
+    """Draw the changes of a batch, each element at most once, with only new elements in a cleared variable."""
     drawn: dict[int, list[Change]] = {}
     for key_group, keys in enumerate(KEYS):
         rows = draw(st.lists(st.tuples(st.sampled_from(keys), ELEMENTS, NUMBERS, DUES), max_size=8))
@@ -221,9 +223,7 @@ STEPS = st.lists(st.one_of(deltas(), deltas(), st.sampled_from(["bring", "follow
 @costly(2)
 @given(STEPS)
 def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
-    """Whatever is put, cleared, deleted and due: a copy that folds, one that upkeep brings, and one restored from a
-    snapshot and the chain after it are alike, and equal a plain dictionary.
-    """
+    """Copies that merge deltas, copies that upkeep brings and restored copies all equal a dictionary."""
     log = Log()
     with tempfile.TemporaryDirectory() as folder:
         folding, followed = member(Path(folder) / "1"), member(Path(folder) / "2")
@@ -235,14 +235,14 @@ def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
                     log.snapshot(key_group, folding)
             else:
                 check(log, log.brought(folding) if step == "bring" else log.followed(followed))
-        found = [check(log, log.brought(folding)), check(log, log.followed(followed))]
+        contents = [check(log, log.brought(folding)), check(log, log.followed(followed))]
         for name, bring in (("3", log.brought), ("4", log.followed)):
-            found.append(check(log, bring(member(Path(folder) / name))))
-        assert all(held == found[0] for held in found)
+            contents.append(check(log, bring(member(Path(folder) / name))))
+        assert all(rows == contents[0] for rows in contents)
 
 
 def check(log: Log, copies: dict[int, OpenStack]) -> list[object]:
-    """Compare copies with the models, and return all that is in them."""
+    """Compare copies with the models and return all their rows."""
     everything: list[object] = []
     for key_group, copy in sorted(copies.items()):
         assert copy.stack.head == log.entries[key_group].head
@@ -256,7 +256,7 @@ def check(log: Log, copies: dict[int, OpenStack]) -> list[object]:
 
 
 def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
-    """Compare every way to read with the model; all but the first key are added once something was read."""
+    """Compare every read with the model; all keys but the first are added after the first reads."""
     table = pa.Table.from_pylist([{"user": user, "part": part} for user, part in keys], SCHEMA.key)
     reading = CopyRuns(runs).open_reading(SCHEMA, table[:1])
     for name in ("total", "events", "pages"):
@@ -268,14 +268,14 @@ def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
             ends, rows, names = reading.read_elements(name, 0, len(keys), now_ms, 1000)
             structs = rows.take_column(structs_of) if ends[-1] else pa.array([], SCHEMA.by_name[name].type)
             values = SCHEMA.by_name[name].values(structs).column("n").to_pylist()
-            told: Sequence[object] = names.to_pylist() if names is not None else rows.ids.tolist()
+            ids: Sequence[object] = names.to_pylist() if names is not None else rows.ids.tolist()
             for key, (start, end) in zip(keys, pairwise([0, *ends]), strict=True):
-                held = [
+                expected = [
                     (name_of(name, element), number)
                     for (of, variable, element), (number, due) in model.items()
                     if (of, variable) == (key, name) and (due is None or due > now_ms)
                 ]
-                assert sorted(held) == list(zip(told[start:end], values[start:end], strict=True))
+                assert sorted(expected) == list(zip(ids[start:end], values[start:end], strict=True))
     for number, key in enumerate(keys):
         for element in ("", "p", "p\x00q", LONG, "w" * 300, "w" * 301):
             held_number, due = model.get((key, "pages", element), (None, None))
@@ -288,25 +288,25 @@ def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
 
 
 def check_dues(reading: Reading, model: Model) -> None:
-    """Compare what is due with the model, from the first on and piece by piece."""
-    wanted = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None]
+    """Compare due elements with the model, as whole ranges and time by time."""
+    expected = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None]
     for first, last in ((NO_DUE + 1, 7), (0, 2**62), (3, 5)):
         found = [
             (due, (row["user"], row["part"]), one.variable)
             for one in reading.find_due_elements(first, last)
             for due, row in zip(one.due_ms.tolist(), one.keys.to_pylist(), strict=True)
         ]
-        assert sorted(map(repr, found)) == sorted(repr(one) for one in wanted if first <= one[0] <= last)
+        assert sorted(map(repr, found)) == sorted(repr(one) for one in expected if first <= one[0] <= last)
     begins, until = NO_DUE + 1, reading.find_due_time(NO_DUE + 1, 1)
     seen = []
     while until is not None:
         seen += [due for one in reading.find_due_elements(begins, until) for due in one.due_ms.tolist()]
         begins, until = until + 1, reading.find_due_time(until + 1, 2)
-    assert sorted(seen) == sorted(due for due, _, _ in wanted)
+    assert sorted(seen) == sorted(due for due, _, _ in expected)
 
 
 def name_of(variable: str, element: object) -> object:
-    """Return what tells an element among those of its variable."""
+    """Return the id of an element within its variable."""
     if variable == "pages":
         return KeyEncoder([pa.string()])((element,))
     return element if variable == "events" else 0
@@ -318,7 +318,7 @@ def run_of(*changes: Change, schema: VariableColumns = SCHEMA) -> tuple[Run, ...
 
 
 def test_what_is_due_later_or_never_is_not_due() -> None:
-    """Times compare as numbers, those before 1970 too; a row without a time is never due."""
+    """Due times compare as numbers, also before 1970, and a row without a time is never due."""
     runs = run_of(*(Change((str(due), 1), "total", "", 1, due) for due in (-3, -1, 0, 1, 300, None)))
     reading = CopyRuns(runs).open_reading(SCHEMA, SCHEMA.key.empty_table())
     for until in (-4, -3, 0, 299, 2**62):
@@ -327,7 +327,7 @@ def test_what_is_due_later_or_never_is_not_due() -> None:
 
 
 def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is put, cleared, deleted and merged where all keys, and all keys of maps, share a hash."""
+    """Keys, and keys of maps, that share a hash are distinguished after puts, clears, deletes and merges."""
     monkeypatch.setattr(variables, "key_hashes", lambda columns: np.zeros(len(columns[0]), np.uint64))
     monkeypatch.setattr(variable_kinds, "hash_bytes", lambda _data, starts, *_: np.zeros(len(starts), np.uint64))
     monkeypatch.setattr(reading_module, "id_of_key", lambda _: 0)
@@ -351,7 +351,7 @@ def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.Monkey
 
 
 def test_what_is_merged_of_packed_deltas_is_plain(tmp_path: Path) -> None:
-    """A batch's changes fit into memory; what is made of many may not, so it is mapped."""
+    """Merged deltas are stored unpacked, so that a large one can be mapped."""
     log, folder, seen = Log(), member(tmp_path), set()
     for version in range(12):
         log.seal({0: [Change(KEYS[0][0], "events", 500 * version + at, 7, None) for at in range(500)]})
@@ -359,7 +359,7 @@ def test_what_is_merged_of_packed_deltas_is_plain(tmp_path: Path) -> None:
         keeper.merge(keeper.advance(log.entries)[0])
         parts = keeper.advance(log.entries)[0][0].stack.parts
         seen |= {(part.rows > 500, is_plain(folder, part)) for part in parts}
-    assert seen == {(False, False), (False, True), (True, True)}  # some deltas are plain
+    assert seen == {(False, False), (False, True), (True, True)}  # deltas of some batches are plain
     assert model_of(read_all_rows(log.brought(folder)[0].runs, SCHEMA)) == log.models[0]
 
 
@@ -370,5 +370,5 @@ def is_plain(folder: Folder, part: StackedPart) -> bool:
 
 
 def test_nothing_is_in_a_reading_of_no_copy() -> None:
-    """A key-group without a copy reads as one that is empty."""
+    """A key-group without a copy reads like an empty one."""
     check_reading((), {}, [("a", 1)])

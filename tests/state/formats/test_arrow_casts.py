@@ -1,4 +1,4 @@
-"""Casts of columns to declared types, around NULL structs and at every depth."""
+"""Columns are cast to declared types at every depth, also with NULL structs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMS = {
 @pytest.mark.parametrize("target", [STRICT, WIDE, LOOSE], ids=["same", "wider", "nullable"])
 @pytest.mark.parametrize("form", FORMS)
 def test_null_structs_of_fields_that_are_not_null_are_cast(form: str, target: pa.DataType) -> None:
-    """pyarrow refuses to cast them, also to their own type."""
+    """NULL structs with NOT NULL fields are cast, which pyarrow refuses even to the same type."""
     around, values = FORMS[form]
     array = pa.array(values, around(STRICT))
     for column in (array, array.slice(1), pa.chunked_array([array, array.slice(1)])):
@@ -37,13 +37,13 @@ def test_null_structs_of_fields_that_are_not_null_are_cast(form: str, target: pa
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nullable_fields_without_nulls_become_not_null(form: str) -> None:
-    """What counts are the values: a NULL struct has none."""
+    """A nullable field becomes NOT NULL if its values have no NULL, and a NULL struct has no values."""
     around, values = FORMS[form]
     assert cast_column(pa.array(values, around(LOOSE)), around(STRICT)).to_pylist() == values
 
 
 def test_a_null_in_a_field_that_is_not_null_is_refused_by_name() -> None:
-    """In a struct, in an element of a list, in a value of a map, and in a column of a table."""
+    """The error names the NOT NULL field of a struct, list, map or table that has a NULL."""
     for array, kind, name in (
         (pa.array([{"a": None, "b": "x"}], LOOSE), STRICT, "a"),
         (pa.array([[{"a": 1, "b": None}]], pa.list_(LOOSE)), pa.list_(STRICT), "b"),
@@ -57,7 +57,7 @@ def test_a_null_in_a_field_that_is_not_null_is_refused_by_name() -> None:
 
 
 def test_values_outside_a_slice_or_below_a_null_map_do_not_count() -> None:
-    """Only the values that a map has may not be NULL."""
+    """A cast checks only the values that a map has, not those outside a slice or below a NULL map."""
     maps = pa.array([[("k", None)], [("l", 1)], None, []], MAP)
     assert cast_column(maps.slice(1), STRICT_MAP).to_pylist() == [[("l", 1)], None, []]
     hidden = pa.Array.from_buffers(MAP, 4, [pa.py_buffer(b"\x0a"), maps.buffers()[1]], children=[maps.values])
@@ -78,7 +78,7 @@ def test_values_outside_a_slice_or_below_a_null_map_do_not_count() -> None:
     ids=["struct", "list", "number", "map"],
 )
 def test_elements_outside_a_slice_need_not_fit(array: pa.Array, kind: pa.DataType) -> None:
-    """A slice of lists holds the elements of all lists. Without the slice they are refused."""
+    """Elements of lists and maps outside a slice may not fit the target type; without the slice the cast fails."""
     with pytest.raises(pa.ArrowInvalid):
         cast_column(array, kind)
     cast = cast_column(array.slice(1), kind)
@@ -87,7 +87,7 @@ def test_elements_outside_a_slice_need_not_fit(array: pa.Array, kind: pa.DataTyp
 
 
 def test_lists_change_the_width_of_their_offsets() -> None:
-    """NULL lists stay NULL, also in a slice."""
+    """A cast between list types with 32-bit and 64-bit offsets keeps NULL lists, also in a slice."""
     array = pa.array([["a"], None, [], ["b", None]], pa.list_(pa.string()))
     wide = cast_column(array.slice(1), pa.large_list(pa.large_string()))
     assert wide.to_pylist() == [None, [], ["b", None]]
@@ -95,7 +95,7 @@ def test_lists_change_the_width_of_their_offsets() -> None:
 
 
 def test_text_that_is_not_utf8_is_cast_as_it_is() -> None:
-    """Also in a dictionary, and between widths of offsets."""
+    """A cast keeps text that is not UTF-8, also in a dictionary and between widths of offsets."""
     text = pa.array([b"caf\xe9", None], pa.binary()).view(pa.string())
     for column in (text, text.dictionary_encode(), text.cast(pa.large_string())):
         assert cast_column(column, pa.string()).cast(pa.binary()).to_pylist() == [b"caf\xe9", None]

@@ -1,4 +1,6 @@
-"""Whatever bytes a decoder is given: an error of ours, in bounded time and memory, and nothing is run."""
+"""Every decoder answers hostile bytes with one of riffle's errors, in bounded time and memory, and runs no code from
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,42 +38,42 @@ INPUTS = 1000
 
 
 def test_no_decoder_raises_what_is_not_ours() -> None:
-    """Flips, truncations, splices, numbers and other kinds, in children of bounded memory, each decoder's share."""
+    """The fuzzer finds no other exception in 1,000 damaged inputs, and over a quarter of them are refused."""
     command = [sys.executable, "-m", "tests.kit.fuzz", "--inputs", str(INPUTS), "--seed", "1", "--json"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280, check=False)
-    told = json.loads(done.stdout)
-    assert told["findings"] == []
-    assert told["inputs"] == INPUTS
-    assert told["refused"] > INPUTS // 4
+    report = json.loads(done.stdout)
+    assert report["findings"] == []
+    assert report["inputs"] == INPUTS
+    assert report["refused"] > INPUTS // 4
 
 
 def lz4(count: int) -> bytes:
-    """Return a packed part of so many rows of one value."""
+    """Return a packed part with ``count`` rows of one value."""
     table = pa.table({part_codec.HASH: pa.array([7] * count, pa.uint64()), part_codec.VARIABLE: ["v"] * count})
     return part_codec.encode(table, packed=True)
 
 
 def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
-    """What a packed buffer says of its length is looked at, not tried."""
-    data, told = lz4(1 << 16), struct.pack("<q", 8 << 16)
+    """A packed buffer that claims a much larger size is refused before it is unpacked."""
+    data, size = lz4(1 << 16), struct.pack("<q", 8 << 16)
     assert part_codec.open_part(data, "part").num_rows == 1 << 16
-    assert told in data
+    assert size in data
     for length in (1 << 40, (1 << 63) - 1, (1 << 30) + 1):
         with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-            part_codec.open_part(data.replace(told, struct.pack("<q", length), 1), "part")
+            part_codec.open_part(data.replace(size, struct.pack("<q", length), 1), "part")
 
 
 @pytest.mark.parametrize("data", [lz4(5000), part_codec.encode(pa.table({"n": pa.repeat(0, 5000)}))])
 def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
-    """Some MiB, whichever compressor it names."""
-    told = struct.pack("<q", 8 * 5000)
-    assert told in data
+    """A small part that claims 20 MiB is refused for each compressor."""
+    size = struct.pack("<q", 8 * 5000)
+    assert size in data
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-        part_codec.open_part(data.replace(told, struct.pack("<q", 20 << 20)), "part")
+        part_codec.open_part(data.replace(size, struct.pack("<q", 20 << 20)), "part")
 
 
 def test_what_we_write_is_read_however_well_it_packs() -> None:
-    """A million equal rows: by either compressor, and of nulls alone."""
+    """A million equal rows or NULLs are read again with each compressor."""
     equal = pa.table({"n": pa.repeat(0, 1 << 20), "is": pa.nulls(1 << 20, pa.bool_())})
     for table in (equal, pa.table({"is": pa.repeat(0, 1 << 20).cast(pa.bool_())})):
         assert part_codec.open_part(part_codec.encode(table), "part").num_rows == 1 << 20
@@ -80,7 +82,7 @@ def test_what_we_write_is_read_however_well_it_packs() -> None:
 
 
 def written(table: pa.Table) -> bytes:
-    """Return the bytes of a part that sealing would refuse to make."""
+    """Return the bytes of a part that sealing would refuse."""
     sink, schema = pa.BufferOutputStream(), table.schema.with_metadata({b"riffle.format": b"1"})
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(table.replace_schema_metadata(schema.metadata))
@@ -88,7 +90,7 @@ def written(table: pa.Table) -> bytes:
 
 
 def test_elements_of_nulls_are_counted_too() -> None:
-    """A list of nothing but nulls takes an offset, however long it is."""
+    """A list of a billion NULLs is refused, because its elements count although they take no bytes."""
     column = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
         part_codec.open_part(written(pa.table({"n": column})), "part")
@@ -96,10 +98,10 @@ def test_elements_of_nulls_are_counted_too() -> None:
 
 @contextmanager
 def of_memory(more: int) -> Iterator[None]:
-    """Let this process have no more than so many bytes of addresses beside what it has."""
+    """Limit the addresses of this process to ``more`` bytes beyond its present use."""
     before, own = resource.getrlimit(resource.RLIMIT_AS), int(Path("/proc/self/statm").read_text().split()[0])
     pool = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())  # others have addresses in stock
+    pa.set_memory_pool(pa.system_memory_pool())  # other pools reserve addresses ahead
     resource.setrlimit(resource.RLIMIT_AS, (own * resource.getpagesize() + more, before[1]))
     try:
         yield
@@ -109,12 +111,12 @@ def of_memory(more: int) -> Iterator[None]:
 
 
 def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
-    """Whether a part is unpacked or a file is mapped: no object is called altered for it, and no copy damaged."""
+    """A lack of memory raises MemoryError while unpacking or mapping, and no object or copy is called damaged."""
     rows = 60_001
-    told, more = struct.pack("<q", 8 * rows), struct.pack("<q", 192 << 20)
+    size, larger_size = struct.pack("<q", 8 * rows), struct.pack("<q", 192 << 20)
     table = pa.table({part_codec.HASH: pa.array([7] * rows, pa.uint64()), part_codec.VARIABLE: ["v"] * rows})
     table = table.append_column("n", pa.array([os.urandom(16) for _ in range(rows)]))
-    data = part_codec.encode(table, packed=True).replace(told, more, 1)
+    data = part_codec.encode(table, packed=True).replace(size, larger_size, 1)
     with of_memory(64 << 20), pytest.raises(MemoryError):
         part_codec.open_part(data, "part")
     with (tmp_path / "file").open("wb") as file:
@@ -124,7 +126,7 @@ def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
 
 
 def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
-    """A column of nulls takes no bytes, but rows that are made of it do."""
+    """A part that claims more rows than its bytes can hold is refused, because a column of NULLs takes no bytes."""
     table = pa.table({part_codec.HASH: pa.array([], pa.uint64())})
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
         part_codec.open_part(written(pa.table({"n": pa.nulls(1 << 25)})), "part")
@@ -142,7 +144,7 @@ def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
 def test_a_part_in_a_way_that_arrow_has_given_up_is_refused(
     options: dict[str, Any], metadata: dict[str, str] | None
 ) -> None:
-    """Arrow reads it still, and what it would be when it is unpacked stands where nobody looks."""
+    """A part in a deprecated Arrow format is refused, because its unpacked size is not in the checked place."""
     rows = pa.record_batch({"n": pa.repeat(0, 5000)}).replace_schema_metadata({"riffle.format": "1"})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd", **options)) as writer:
@@ -153,7 +155,7 @@ def test_a_part_in_a_way_that_arrow_has_given_up_is_refused(
 
 
 def shared(schema: pa.Schema) -> bytes:
-    """Return a schema's message, all of whose columns are told of by what tells of the first one."""
+    """Return the message of a schema whose columns all refer to the description of the first one."""
     data = bytearray(schema.serialize().to_pybytes())
     message = memoryview(data)[8:]
     table = arrow_messages._follow_offset(
@@ -177,7 +179,7 @@ WIDE = [
 
 
 def test_columns_are_told_of_once() -> None:
-    """A name of some KiB that is told of by some thousand columns would be gigabytes; what Arrow writes is read."""
+    """A schema whose columns share one description is refused, because a long name would be repeated very often."""
     named = pa.schema([pa.field("n" * 30_000, pa.int8()), *[pa.field("n", pa.int8())] * 4000])
     with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
         schema_from_text(base64.b64encode(shared(named)).decode())
@@ -191,7 +193,7 @@ def test_columns_are_told_of_once() -> None:
 
 
 def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
-    """No version wrote a column of state as a dictionary; a part of some KiB would be gigabytes."""
+    """Dictionary columns are refused when they are read, because a small part could expand to gigabytes."""
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), ["x" * 1000])
     for column in (rows, pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), rows)):
         kind = pa.string() if column is rows else pa.list_(pa.string())
@@ -201,7 +203,7 @@ def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
 
 
 def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
-    """Its checksum may be right all the same."""
+    """A part with offsets beyond its end is refused even if its checksum is right."""
     data = part_codec.encode(pa.table({"k": ["aaaa", "bbbb", "cccc"]}))
     wrong = data.replace(struct.pack("<4i", 0, 4, 8, 12), struct.pack("<4i", 0, 1 << 30, 8, 12))
     assert wrong != data
@@ -210,7 +212,7 @@ def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
 
 
 def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
-    """Of columns and of fields in fields, in parts and in records' columns: Arrow itself reads any bytes."""
+    """Names of columns and nested fields that are not UTF-8 are refused in parts and in schemas of records."""
     kind = pa.struct([("outer", pa.map_(pa.string(), pa.list_(pa.struct([("inner", pa.int8())]))))])
     table = pa.table({"column": pa.nulls(2, kind)})
     data, schema = part_codec.encode(table), table.schema.serialize().to_pybytes()
@@ -223,14 +225,14 @@ def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
 
 
 def test_a_schema_has_no_column_twice() -> None:
-    """Its columns are asked for by name."""
+    """A schema with a duplicate column is refused, because columns are looked up by name."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
         schema_from_text(schema_to_text(pa.schema([("count", pa.int64()), ("n", pa.int8()), ("count", pa.int8())])))
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "", "log", "a\0b", "é", "x" * 65, "a..b"])
 def test_a_record_cannot_name_a_store_that_is_elsewhere(name: str) -> None:
-    """Names of objects and of local folders are made of it."""
+    """A record with a store name that is not a plain name is refused, because object and folder names contain it."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(one_entry(name, Entry())), "log/0")
 
@@ -251,35 +253,37 @@ HEAD = Head(1, "1-" + "0" * 32)
     ],
 )
 def test_a_record_cannot_name_an_object_that_is_elsewhere(entry: Entry) -> None:
-    """Attempts and snapshots are parts of names, too; ranges are from 0 up."""
+    """A record with an attempt or snapshot id that is not a plain name, or with a negative range, is refused."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(one_entry("totals", entry)), "log/0")
 
 
 def one_entry(store: str, entry: Entry) -> Record:
-    """Return a record of one entry."""
+    """Return a record with one entry."""
     return replace(PLAIN, entries={(store, 3): entry})
 
 
 def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
-    """Python's formats can reach into objects, and make text as wide as they are told."""
+    """Names of a world replace only a number placeholder, because Python's formats can read attributes and pad without
+    limit.
+    """
     world = {"name": "w", "seconds": 9, "config": {}, "tasks": [{"subtopology": "s", "state_bytes": 1}]}
     names = {"m{}": "m0", "m{:04}": "m0000", "{0.__class__}": "{0.__class__}", "{:999999999}": "{:999999999}"}
-    for said, meant in names.items():
-        assert [one.member.id for one in parse_world({**world, "members": [{"id": said}]}).members] == [meant]
+    for template, name in names.items():
+        assert [state.member.id for state in parse_world({**world, "members": [{"id": template}]}).members] == [name]
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
         parse_world({**world, "members": [{"id": "m{}", "count": 10**12}]})
 
 
 def framed_body(text: bytes, form: int = 2) -> bytes:
-    """Return a record of this body, with the right checksum."""
+    """Return a record with this body and a valid checksum."""
     packed = pa.compress(text, codec="zstd", asbytes=True)
-    told = {"magic": "riffle-log", "format": form, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
-    return json.dumps({**told, "length": len(text)}).encode() + b"\n" + packed
+    header = {"magic": "riffle-log", "format": form, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
+    return json.dumps({**header, "length": len(text)}).encode() + b"\n" + packed
 
 
 def bodies_that_expand() -> Iterator[bytes]:
-    """Yield bodies of some hundred KiB, packed, that take gigabytes of objects; all are valid records."""
+    """Yield bodies of valid records that are some hundred KiB when packed and take gigabytes as objects."""
     header, _, packed = encode(PLAIN).partition(b"\n")
     length = json.loads(header)["length"]
     body = json.loads(pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
@@ -304,9 +308,9 @@ except CorruptStateError as error:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bounds the addresses of a process as Linux does")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the addresses of a process, which needs Linux")
 def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
-    """Empty lists, wide characters and blanks, of either format: refused with 480 MiB of addresses more."""
+    """Records of empty lists, wide characters or blanks are refused with 480 MiB more addresses, in both formats."""
     for number, body in enumerate(bodies_that_expand()):
         data = framed_body(body, 1 + number % 2)
         assert len(data) < 450 << 10
@@ -323,7 +327,7 @@ def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
 
 @pytest.mark.long
 def test_the_largest_records_are_read_again() -> None:
-    """Of all key-groups and of several stores, with long chains: what is written is accepted."""
+    """Records of 32,768 key-groups, of two stores and with long chains, are decoded again."""
     chance = random.Random(3)
     heads = [Head(version, f"1-{chance.randrange(1 << 128):032x}") for version in range(20)]
     links = [Link(head, 64 * n, 4000, chance.randrange(1 << 64), 9) for n, head in enumerate(heads)]
@@ -342,7 +346,9 @@ def test_the_largest_records_are_read_again() -> None:
 
 
 def test_a_part_that_packs_too_well_is_not_packed() -> None:
-    """A part that would become more than 64 MiB and 255 times its bytes is written in plain; old ones are read."""
+    """A part that would unpack to more than 64 MiB and 255 times its bytes is written unpacked; old packed ones are
+    read.
+    """
     rows = 1 << 23
     data = part_codec.encode(pa.table({"n": pa.repeat(0, rows)}))
     assert len(data) > 8 * rows

@@ -1,4 +1,4 @@
-"""Keys and values of state as JSON text, and back."""
+"""Keys and values of state are converted to JSON text and back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def parsed(text: str, key: pa.Schema) -> list[object]:
     ],
 )
 def test_a_key_is_its_text_or_json(text: str, key: pa.Schema, expected: list[object]) -> None:
-    """Text of one text column is taken as it is, other keys are JSON by position or by column."""
+    """The text of a single text column is the key itself; other keys are JSON by position or by column."""
     assert parsed(text, key) == expected
 
 
@@ -75,7 +75,7 @@ def test_a_key_is_its_text_or_json(text: str, key: pa.Schema, expected: list[obj
     ],
 )
 def test_a_key_that_does_not_fit_names_the_column_and_its_type(text: str, key: pa.Schema, problem: str) -> None:
-    """The refusal says which column expects what, and how a key is written."""
+    """The error names the column and its type, and how to write a key."""
     with pytest.raises(ConfigError, match="does not fit store 'totals'") as error:
         parsed(text, key)
     assert problem in error.value.problem
@@ -85,7 +85,7 @@ def test_a_key_that_does_not_fit_names_the_column_and_its_type(text: str, key: p
 
 @given(keys())
 def test_every_key_returns_from_its_text(columns: list[pa.Array]) -> None:
-    """What is shown of a key is read as this key."""
+    """The text that is shown for a key parses to the same key."""
     schema = pa.schema([(f"k{at}", column.type) for at, column in enumerate(columns)])
     table = pa.table(columns, schema=schema)
     shown = [json_of_array(column) for column in columns]
@@ -97,7 +97,7 @@ def test_every_key_returns_from_its_text(columns: list[pa.Array]) -> None:
 
 @given(st.data())
 def test_every_value_returns_from_its_json(data: st.DataObject) -> None:
-    """Values of every type that state may hold, nested or not, are the same after JSON."""
+    """Values of every type that state may hold, nested or not, are equal after a round trip through JSON."""
     kind, values = data.draw(nested({**LEAVES, **KEY_TYPES}))
     array = pa.array(data.draw(st.lists(st.one_of(st.none(), values), max_size=4)), kind)
     start = data.draw(st.integers(0, len(array)))
@@ -110,7 +110,7 @@ def test_every_value_returns_from_its_json(data: st.DataObject) -> None:
 
 
 def test_text_that_is_not_utf8_is_bytes() -> None:
-    """Such text is shown as base64 and becomes the same bytes again."""
+    """Text that is not UTF-8 is shown as base64, which is converted back to the same bytes."""
     array = pa.array([b"\xff", b"a", None]).view(pa.string())
     shown = json_of_array(array)
     assert shown == [{"base64": "/w=="}, "a", None]
@@ -118,7 +118,7 @@ def test_text_that_is_not_utf8_is_bytes() -> None:
 
 
 def test_misfits_name_the_nested_field() -> None:
-    """The path leads to the field, and the value is not repeated."""
+    """The error for a value that does not fit has the path of the nested field and does not repeat the value."""
     kind = pa.struct([("rows", pa.list_(pa.struct([("n", pa.int32())])))])
     with pytest.raises(Misfit, match=r"^x\.rows\.\w+\.n must be int32$") as error:
         array_of_json([{"rows": [{"n": "secret"}]}], pa.field("x", kind))

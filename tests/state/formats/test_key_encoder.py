@@ -1,4 +1,4 @@
-"""The bytes of keys: as documented, and of one key the same as of whole columns."""
+"""Encoded keys have the documented bytes, and one key is encoded like a whole column."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from riffle_spark.state.formats.nested_keys import KeyEncoder
     ids=str,
 )
 def test_a_value_of_another_class_is_encoded_as_arrow_takes_it(kind: pa.DataType, value: object) -> None:
-    """What Arrow makes of numbers of other classes, zeros, NaNs and times of other zones is what is encoded."""
+    """Numbers of other classes, zeros, NaNs and times of other zones are encoded as Arrow converts them."""
     assert KeyEncoder([kind])((value,)) == encode_keys([pa.array([value], kind)])[0].as_py()
 
 
@@ -41,19 +41,19 @@ def test_a_value_of_another_class_is_encoded_as_arrow_takes_it(kind: pa.DataType
     ("kind", "value"), [(pa.int8(), 128), (pa.int64(), 2**63), (pa.int64(), True), (pa.int64(), "1"), (pa.string(), 1)]
 )
 def test_a_value_that_arrow_does_not_take_is_refused(kind: pa.DataType, value: object) -> None:
-    """Nothing is wrapped around or converted in silence."""
+    """A value that Arrow would wrap around or cannot convert is refused."""
     with pytest.raises((pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)):
         KeyEncoder([kind])((value,))
 
 
 def test_a_key_of_another_number_of_columns_is_refused() -> None:
-    """A key has as many values as there are columns."""
+    """A key with another number of values than columns is refused."""
     with pytest.raises(ValueError, match="shorter"):
         KeyEncoder([pa.int64(), pa.int64()])((1,))
 
 
 def test_stored_keys_are_the_documented_bytes() -> None:
-    """The bytes of the document are the bytes written."""
+    """Encoded keys have the bytes that the documentation shows."""
     columns = [pa.array([1, -1, None]), pa.array(["a\x00b", "", None]), pa.array([1.5, -1.5, None])]
     assert [key.hex(" ") for key in encode_keys(columns).to_pylist()] == [
         "01 80 00 00 00 00 00 00 01 01 61 00 ff 62 00 00 01 bf f8 00 00 00 00 00 00",
@@ -63,6 +63,6 @@ def test_stored_keys_are_the_documented_bytes() -> None:
 
 
 def test_keys_of_wrong_types_are_refused() -> None:
-    """Spark must be able to group by a key's columns."""
+    """A list column is refused as a key, because Spark must be able to group by the columns of a key."""
     with pytest.raises(ConfigError, match="RIFFLE-0119"):
         encode_keys([pa.array([[1]])])

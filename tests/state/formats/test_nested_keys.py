@@ -1,4 +1,4 @@
-"""Keys with structs and arrays in them: both ways, in order, and never fooled by damaged bytes."""
+"""Keys with nested structs, arrays and maps have ordered, prefix-free bytes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.kit.state.drawn_tables import KEY_TYPES, Values, nullable_lists, stru
 
 
 def ranks(columns: list[pa.Array]) -> list[tuple[tuple[object, ...], ...]]:
-    """Return what each whole key compares as."""
+    """Return a value for each key that compares like the key."""
     return list(zip(*([rank(value) for value in column.to_pylist()] for column in columns), strict=True))
 
 
 def rank(value: object) -> tuple[object, ...]:
-    """Return what one value compares as: nulls first, texts by their bytes, numbers by value with NaN last, structs by
-    their fields, the shorter of two arrays first, maps as the arrays of their entries by key.
+    """Return a value that compares like the given one: NULLs first, texts by their bytes, numbers by value with NaN
+    last, structs by their fields, the shorter of two arrays first, maps as arrays of their entries sorted by key.
     """
     if value is None:
         return (0,)
@@ -44,7 +44,7 @@ def rank(value: object) -> tuple[object, ...]:
 
 
 def maps(values: Values) -> Values:
-    """Draw maps as Arrow takes them, their entries in any order."""
+    """Draw maps in Arrow's form, with entries in any order."""
     entries = st.tuples(st.sampled_from(["", "a", "a\x00", "b"]), st.one_of(st.none(), values))
     return st.lists(entries, max_size=3, unique_by=lambda entry: entry[0])
 
@@ -63,7 +63,7 @@ NESTED = st.recursive(
 
 @st.composite
 def nested_keys(draw: st.DrawFn) -> list[pa.Array]:
-    """Draw the columns of some keys, few enough values that they often share a beginning."""
+    """Draw the columns of some keys from few values, so that keys often share a prefix."""
     count = draw(st.integers(0, 6))
     columns = []
     for kind, values in draw(st.lists(NESTED, min_size=1, max_size=3)):
@@ -73,7 +73,7 @@ def nested_keys(draw: st.DrawFn) -> list[pa.Array]:
 
 
 def as_tuples(value: object) -> object:
-    """Return a value with its structs as tuples, as a user's key reaches the encoder."""
+    """Return a value with its structs as tuples, which is the form of a user's key."""
     if isinstance(value, dict):
         return tuple(map(as_tuples, value.values()))
     if isinstance(value, tuple):
@@ -83,7 +83,7 @@ def as_tuples(value: object) -> object:
 
 @given(nested_keys())
 def test_nested_keys_compare_as_their_values_do(columns: list[pa.Array]) -> None:
-    """Bytes are less, equal and greater exactly where the keys are: so two keys are never taken for one."""
+    """Encoded keys compare exactly like their values, so different keys never have equal bytes."""
     stored, wanted = encode_nested_keys(columns).to_pylist(), ranks(columns)
     for left in range(len(stored)):
         for right in range(left):
@@ -93,14 +93,14 @@ def test_nested_keys_compare_as_their_values_do(columns: list[pa.Array]) -> None
 
 @given(nested_keys())
 def test_no_nested_key_begins_another(columns: list[pa.Array]) -> None:
-    """No key's bytes are the beginning of another one's."""
+    """The bytes of no key are a prefix of those of another key."""
     stored = sorted(set(encode_nested_keys(columns).to_pylist()))
     assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
 
 
 @given(nested_keys())
 def test_a_nested_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array]) -> None:
-    """One key at a time gives the bytes that the columns give, structs being tuples or dictionaries."""
+    """A single key has the same bytes as in its columns, with structs as tuples or as dictionaries."""
     encode = KeyEncoder([column.type for column in columns])
     rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
     stored = encode_nested_keys(columns).to_pylist()
@@ -109,7 +109,7 @@ def test_a_nested_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array])
 
 
 def test_maps_are_put_in_the_order_of_their_keys() -> None:
-    """Wherever they are nested, nulls and what is around them left alone: equal keys read back equal."""
+    """Entries of maps are sorted by key at every depth, and NULLs and other values stay unchanged."""
     of_maps = pa.map_(pa.string(), pa.int64())
     kind = pa.struct([("m", of_maps), ("l", pa.list_(of_maps)), ("n", pa.int64())])
     drawn = [
@@ -129,7 +129,7 @@ def test_maps_are_put_in_the_order_of_their_keys() -> None:
 
 
 def test_nested_keys_are_the_documented_bytes() -> None:
-    """A struct is a tag and its fields; an array a tag, 01 before each element, and 00; a map sorted entries."""
+    """A struct is a tag and its fields, an array a tag, 01 before each element and 00, and a map its sorted entries."""
     kind = pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))])
     keys = pa.array([(1, ["x", None]), (None, []), (2, None), None], kind)
     assert [key.hex(" ") for key in encode_nested_keys([keys]).to_pylist()] == [
@@ -155,6 +155,6 @@ AROUND = {
 def test_types_that_no_key_can_have_are_refused(
     kind: pa.DataType, around: Callable[[pa.DataType], pa.DataType]
 ) -> None:
-    """Wherever they are nested."""
+    """Types that no key can have are refused at every depth."""
     with pytest.raises(ConfigError, match="RIFFLE-0119"):
         check_map_key_type("m", around(kind))

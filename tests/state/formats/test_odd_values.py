@@ -1,4 +1,4 @@
-"""What sealing accepts, reading accepts: values that Arrow's validation or Python refuses, and that Spark has."""
+"""Sealing and reading accept values that Spark has and that Arrow's validation or Python refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DAY = pa.Array.from_buffers(pa.date64(), 1, [None, pa.py_buffer(b"\x01" + b"\
 
 
 def test_generated_values_are_sealed_and_read_again(tmp_path: Path) -> None:
-    """As ``./run fuzz --values`` does with more: as keys, values and order columns, with copies lost in between."""
+    """Generated keys, values and order columns are sealed and read again, also after local copies are lost."""
     (tmp_path / "keys").write_text("a = AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n")
     kept = keep(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
     assert kept.findings == []
@@ -34,7 +34,7 @@ def test_generated_values_are_sealed_and_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("values", [LATIN, NO_DECIMAL, NO_TIME, NO_DAY], ids=["text", "decimal", "time", "day"])
 def test_a_part_holds_values_that_their_type_does_not_have(values: pa.Array) -> None:
-    """Alone, in structs, lists, maps and dictionaries of parts: the bytes come back."""
+    """A part keeps the bytes of invalid values, alone and in structs, lists and maps."""
     with pytest.raises(pa.ArrowInvalid):
         values.validate(full=True)
     count = len(values)
@@ -48,7 +48,7 @@ def test_a_part_holds_values_that_their_type_does_not_have(values: pa.Array) -> 
 
 
 def test_offsets_are_checked_of_text_that_is_not() -> None:
-    """Text is checked as bytes, and its offsets, lengths and counts of NULLs as before."""
+    """Offsets, lengths and NULL counts of text are checked, although the text itself may be any bytes."""
     ends = pa.array([0, 9, 4], pa.int32()).buffers()[1]
     text = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"caf\xe9")])
     for column in (
@@ -65,7 +65,7 @@ def test_offsets_are_checked_of_text_that_is_not() -> None:
 
 
 def test_columns_without_a_type_stay_what_they_are() -> None:
-    """Such a column is read as such a column, and as no other."""
+    """A column without a type can be read only as a column without a type."""
     void, number = (pa.schema([("v", kind)]) for kind in (pa.null(), pa.int64()))
     nested = pa.schema([("v", pa.struct([("n", pa.list_(pa.null()))]))])
     assert can_become(void, void)
@@ -75,7 +75,9 @@ def test_columns_without_a_type_stay_what_they_are() -> None:
 
 
 def test_state_with_odd_values_goes_on_after_everything_local_is_lost() -> None:
-    """Text that is not UTF-8 as a key and inside values, a NULL struct of NOT NULL fields, a column without a type."""
+    """Text that is not UTF-8, NULL structs of NOT NULL fields and columns without a type survive the loss of all
+    copies.
+    """
     strict = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("t", pa.string(), nullable=False)])
     rows = pa.table({"k": LATIN, "v": pa.array([None, {"a": 1, "t": "x"}, None, None], strict), "n": pa.nulls(4)})
     kept = pa.schema([*list(rows.schema)[1:], ("count", pa.int64())])
@@ -98,13 +100,13 @@ def test_state_with_odd_values_goes_on_after_everything_local_is_lost() -> None:
 
 
 def nothing_but_elements(count: int, kind: pa.DataType = pa.null()) -> pa.Array:
-    """Return an array of so many elements that take no bytes: NULLs without a type, or structs without a field."""
+    """Return a list of ``count`` elements that take no bytes: NULLs without a type, or structs without a field."""
     elements = pa.Array.from_buffers(kind, count, [None] * kind.num_buffers)
     return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), elements)
 
 
 def growing(values: pa.ChunkedArray) -> Harness:
-    """Return a query whose function stores these values, one a row."""
+    """Return a query whose function stores one of these values per row."""
     schema, field = pa.schema([("k", pa.int64())]), pa.field("v", values.type)
 
     def grow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -116,7 +118,7 @@ def growing(values: pa.ChunkedArray) -> Harness:
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.struct([])], ids=str)
 def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.DataType) -> None:
-    """A part of some bytes must not tell of a billion elements. Nothing is committed, and fewer are."""
+    """A batch that stores two million elements without bytes is refused and commits nothing; one million is allowed."""
     rows = [{"k": 1}]
     with growing(pa.chunked_array([nothing_but_elements(1 << 21, kind)])) as query:
         with pytest.raises(ConfigError, match="RIFFLE-0396"):
@@ -130,7 +132,7 @@ def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.
 
 
 def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
-    """Arrow counts a column's bytes and elements in 32 bits. Nothing is committed, and the query goes on."""
+    """A column with more than 2**31 elements is refused with riffle's error, and nothing is committed."""
     values = pa.chunked_array([nothing_but_elements(1 << 30)] * 3)
     with growing(values) as query:
         with pytest.raises(ConfigError, match="RIFFLE-0394"):
@@ -139,7 +141,7 @@ def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
 
 
 def test_rows_are_shown_that_python_cannot_have() -> None:
-    """Text as Spark's ``collect`` shows it, times as the numbers that they are kept as."""
+    """Undecodable text is shown as Spark's ``collect`` shows it, and times out of Python's range as their numbers."""
     late = pa.array([1 << 62], pa.int64()).view(pa.timestamp("us"))
     table = pa.table({"t": LATIN.slice(0, 1), "l": pa.array([["a"]]), "at": late, "b": pa.array([b"\xff"])})
     shown = {"t": "caf\ufffd", "l": ["a"], "at": 1 << 62, "b": b"\xff"}

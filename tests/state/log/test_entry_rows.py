@@ -1,4 +1,4 @@
-"""Entries are read as columns. The result, and what is refused, are those of reading each link by itself."""
+"""Entries that are decoded as columns equal entries that are decoded link by link, and both refuse the same input."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ REFUSED = (ConfigError, *UNREADABLE)
 
 
 def columns_of(entries: dict[Address, Entry]) -> dict[str, Any]:
-    """Return entries as the JSON of a record."""
+    """Return entries as the JSON columns of a record."""
     columns: dict[str, Any] = json.loads(entries_to_text(entries))
     return columns
 
 
 class EachByItself:
-    """Reads the entries of a record one row and one link at a time."""
+    """Decodes the entries of a record one row and one link at a time."""
 
     def __init__(self, columns: dict[str, Any]) -> None:
         self.heads = [Head(row[0], row[1]) for row in columns["heads"]]
@@ -40,7 +40,7 @@ class EachByItself:
             self.places.append((self.heads[row[0]], MergedDelta(*row[1:4]), *block))  # type: ignore[arg-type]
 
     def block(self, row: list[Any]) -> tuple[Block | None, int]:
-        """Return the block and its checksum."""
+        """Return a block and its checksum."""
         if not row:
             return None, 0
         size, rows, checksum = row
@@ -49,7 +49,7 @@ class EachByItself:
         return Block(size, rows), int(checksum, 16)
 
     def link(self, store: str, key_group: int, numbers: list[Any]) -> Link:
-        """Return a link."""
+        """Return a link from its numbers."""
         place, start, length, checksum, rows = numbers
         assert type(place) is type(rows) is int
         assert place >= 0
@@ -64,7 +64,7 @@ class EachByItself:
         return read
 
     def entry(self, store: str, row: list[Any]) -> tuple[Address, Entry]:
-        """Return an entry and its key-group."""
+        """Return an entry and its address from its row."""
         key_group, timer_ms, snapshot_row, numbers, cut = row
         assert type(key_group) is int
         assert 0 <= key_group < 32_768
@@ -94,12 +94,12 @@ class EachByItself:
 
 
 def read_each_by_itself(columns: dict[str, Any]) -> dict[Address, Entry]:
-    """Return the entries of a record, read one at a time."""
+    """Return the entries of a record, decoded one at a time."""
     return EachByItself(columns).entries(columns["stores"])
 
 
 def result_of(read: Any, columns: dict[str, Any]) -> object:
-    """Return what ``read`` returns, with the types of all values, or ``None`` if it refuses the columns."""
+    """Return the result of ``read`` with the types of all values, or ``None`` if ``read`` refuses the columns."""
     try:
         return repr(read(columns))
     except REFUSED:
@@ -107,7 +107,7 @@ def result_of(read: Any, columns: dict[str, Any]) -> object:
 
 
 def places_in(value: Any) -> list[tuple[Any, int]]:
-    """Return each place in nested lists, as a list and an index."""
+    """Return each position in nested lists as a list and an index."""
     lists = list(value.values()) if isinstance(value, dict) else [value]
     places: list[tuple[Any, int]] = []
     while lists:
@@ -122,7 +122,7 @@ def places_in(value: Any) -> list[tuple[Any, int]]:
 
 @given(RECORDS)
 def test_entries_are_read_as_each_by_itself(record: Record) -> None:
-    """With and without the check, and each link has a head, merged delta and block."""
+    """Decoded entries equal the original ones, with and without checks, and equal those decoded link by link."""
     columns = columns_of(dict(record.entries))
     assert checked_entries_from_json(columns) == entries_from_json(columns) == record.entries
     assert repr(checked_entries_from_json(columns)) == repr(read_each_by_itself(columns))
@@ -130,7 +130,7 @@ def test_entries_are_read_as_each_by_itself(record: Record) -> None:
 
 @given(RECORDS, st.lists(st.tuples(st.integers(0, 1 << 20), ODD), min_size=1, max_size=8))
 def test_columns_are_refused_as_each_link_is(record: Record, damages: list[tuple[int, object]]) -> None:
-    """An odd value in any place of the tables, rows, snapshots and chains is refused, or it is possible there."""
+    """An odd value in any position is refused exactly if decoding link by link refuses it."""
     columns = columns_of(dict(record.entries))
     for place, odd in damages:
         damaged = deepcopy(columns)
@@ -143,7 +143,7 @@ def test_columns_are_refused_as_each_link_is(record: Record, damages: list[tuple
 
 @given(RECORDS, st.integers(0, 1 << 20))
 def test_short_columns_are_refused_as_each_link_is(record: Record, place: int) -> None:
-    """A value that is missing in any place."""
+    """A missing value in any position is refused exactly if decoding link by link refuses it."""
     columns = columns_of(dict(record.entries))
     places = places_in(columns)
     if places:
@@ -154,7 +154,7 @@ def test_short_columns_are_refused_as_each_link_is(record: Record, place: int) -
 
 @given(RECORDS)
 def test_the_text_of_entries_is_compact_json(record: Record) -> None:
-    """Byte for byte as ``json`` writes it, and it has the entries."""
+    """The text of entries is compact JSON exactly as ``json`` writes it, and decodes to the same entries."""
     written = entries_to_text(record.entries)
     columns = json.loads(written)
     assert json.dumps(columns, separators=(",", ":")) == written
@@ -162,7 +162,7 @@ def test_the_text_of_entries_is_compact_json(record: Record) -> None:
 
 
 def test_equal_heads_of_another_type_are_found() -> None:
-    """A head with a float as version equals one with an integer, and is refused beside it."""
+    """A head whose version is a float is refused, although it equals the head with an integer."""
     columns = columns_of({("totals", 0): Entry(chain=(link(3), link(4)))})
     version, attempt = columns["heads"][0]
     columns["heads"][1] = [float(version), attempt]
@@ -171,7 +171,7 @@ def test_equal_heads_of_another_type_are_found() -> None:
 
 
 def test_a_key_group_that_is_listed_twice_is_refused() -> None:
-    """One of its entries would be lost."""
+    """A key-group that is listed twice is refused, because one of its entries would be lost."""
     columns = columns_of({("totals", 0): Entry(chain=(link(3),)), ("totals", 1): Entry(chain=(link(3),))})
     columns["stores"]["totals"][1][0] = 0
     with pytest.raises(ValueError, match="twice"):

@@ -1,4 +1,4 @@
-"""The log of one query: one line of records (I3), whoever appends, whatever the store answers."""
+"""The log is one sequence of records (I3) for any number of drivers and any answers of the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.state.lagging_store import LaggingStore
 
 
 def test_an_empty_root_is_an_empty_log() -> None:
-    """Nothing is there, and nothing is an error."""
+    """An empty root opens as an empty log without an error."""
     log = Log(MemoryStore(), ROOT)
     assert log.open() is None
     assert log.manifest == Manifest()
@@ -29,7 +29,7 @@ def test_an_empty_root_is_an_empty_log() -> None:
 
 
 def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None:
-    """Whoever found no record, and then objects, looks once more before it refuses the root."""
+    """A driver that finds objects but no record lists the log again before it refuses the root."""
     inner = MemoryStore()
 
     def begin(_: float) -> None:
@@ -43,7 +43,9 @@ def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None
 
 @pytest.mark.parametrize("went", [(60.0, 0.0), (0.0, -3600.0)])
 def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record_i3(went: tuple[float, float]) -> None:
-    """A clock that never goes back stands still while its machine sleeps, and one of the day is set."""
+    """If either clock jumps, a driver checks that its own record still exists, and so finds that others have taken
+    over.
+    """
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
@@ -59,7 +61,7 @@ def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record
 
 @pytest.mark.parametrize(("oldest", "looks"), [(4, True), (20, False)])
 def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(oldest: int, looks: bool) -> None:
-    """The driver's own record is there, by a put that took effect after others had swept it."""
+    """A driver whose own record reappeared by a late put after a sweep is fenced and appends nothing."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
@@ -76,11 +78,13 @@ def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(olde
         assert not log.next_is_absent()
     with pytest.raises(FencedError):
         log.append(drafted("a", 3), log.manifest)
-    assert not store.exists(paths.record_name(3)), "it could be mistaken for the record before the oldest one"
+    assert not store.exists(paths.record_name(3)), "the record could be taken for the one before the oldest"
 
 
 def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:
-    """Its put had come through, unknown to the driver, and the records before it were swept since."""
+    """A returning driver is fenced and does not delete its late record, because other drivers have continued from it
+    (I5).
+    """
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     faulty = FaultyStore(store, [Fault("answer_lost", "put", paths.LOG, times=None)], sleep=lambda _: None)
@@ -96,11 +100,11 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
     with pytest.raises(FencedError):
         log.settle_append()
-    assert store.exists(paths.record_name(3)), "the oldest record that is retained"
+    assert store.exists(paths.record_name(3)), "the oldest retained record was deleted"
 
 
 def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4() -> None:
-    """Its put had come through, and others have gone on; their next sweep sets free the number after it."""
+    """A driver that finds its own append committed after a long absence is fenced if others have continued (I4)."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     faulty = FaultyStore(store, [Fault("answer_lost", "put", paths.LOG, times=None)], sleep=lambda _: None)
@@ -123,7 +127,9 @@ def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4
 
 
 def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i4() -> None:
-    """A claim is put once more."""
+    """A claim is fenced if its second put, which should be refused, succeeds because other drivers have swept the
+    record.
+    """
     inner = MemoryStore()
 
     def others_go_on(_: float) -> None:
@@ -140,7 +146,7 @@ def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i
 
 
 def test_each_record_names_the_one_before_i3() -> None:
-    """I3: record n + 1 holds the digest of n, and numbers have no gap."""
+    """Record n + 1 holds the digest of record n, and the numbers have no gap (I3)."""
     store = MemoryStore()
     grown(store, 40)
     names = store.list(paths.LOG)
@@ -151,7 +157,7 @@ def test_each_record_names_the_one_before_i3() -> None:
 
 
 def test_a_record_is_full_now_and_then_and_holds_changes_between() -> None:
-    """Every 64th record is full. The others have the changes since the last of their bases, at most six."""
+    """Every 64th record is full, and the others hold the changes since their bases, of which there are at most six."""
     store = MemoryStore()
     log = grown(store, 2 * FULL_EVERY + 1)
     records = [log.read(sequence) for sequence in range(2 * FULL_EVERY + 1)]
@@ -167,7 +173,7 @@ def test_a_record_is_full_now_and_then_and_holds_changes_between() -> None:
 
 @pytest.mark.parametrize(("count", "bases"), [(1, 0), (17, 1), (19, 2), (64, 6), (65, 0)])
 def test_opening_a_log_reads_the_newest_record_and_its_bases(count: int, bases: int) -> None:
-    """It gives the writer's manifest, with one LIST, and a GET for each of them and for the record before."""
+    """Opening a log takes one LIST, and one GET for the newest record, each of its bases, and the record before it."""
     store = MemoryStore()
     log = grown(store, count)
     before = dict(store.requests)
@@ -180,7 +186,7 @@ def test_opening_a_log_reads_the_newest_record_and_its_bases(count: int, bases: 
 
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=3), min_size=1, max_size=40), st.data())
 def test_any_record_says_what_its_writer_knew(history: list[dict[int, int]], data: st.DataObject) -> None:
-    """Over random changes and reopenings, each record read alone gives the manifest of its time."""
+    """Each record, read alone, gives the manifest that its writer had, over random changes and reopenings."""
     store = MemoryStore()
     log = opened(store)
     log.append(PLAIN, Manifest())
@@ -201,7 +207,7 @@ def _rollback(version: int) -> Record:
 
 
 def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
-    """The record arrived, the answer did not: reading it settles the append."""
+    """An append whose put succeeded without an answer is settled by reading the record."""
     store = FaultyStore(MemoryStore(), [Fault("answer_lost", "put", paths.LOG)])
     log = opened(store)
     assert log.append(PLAIN, Manifest()).sequence == 0
@@ -210,7 +216,7 @@ def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
 
 
 def test_a_record_of_ones_own_that_comes_back_damaged_is_nobody_elses() -> None:
-    """Its put has no answer, and the look at what is there a flipped bit: one looks again, and has not been fenced."""
+    """A driver reads its own record again if the first read was corrupted, and is not fenced."""
     faults = [Fault("answer_lost", "put", paths.LOG), Fault("flipped", "get", paths.LOG)]
     log = opened(store := FaultyStore(MemoryStore(), faults))
     assert log.append(PLAIN, Manifest()).sequence == 0
@@ -219,7 +225,7 @@ def test_a_record_of_ones_own_that_comes_back_damaged_is_nobody_elses() -> None:
 
 
 def test_a_lost_put_is_put_again() -> None:
-    """The request got lost: the same bytes are put again."""
+    """A put whose request was lost is repeated with the same bytes."""
     store = FaultyStore(MemoryStore(), [Fault("request_lost", "put", paths.LOG, times=3)])
     log = opened(store)
     log.append(PLAIN, Manifest())
@@ -228,7 +234,7 @@ def test_a_lost_put_is_put_again() -> None:
 
 @pytest.mark.parametrize("kind", ["answer_lost", "unavailable"])
 def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
-    """Bounded tries, then an error that says so; settling later commits the record exactly once."""
+    """After a limited number of tries the append raises and stays unclear, and settling commits the record once."""
     store = FaultyStore(MemoryStore())
     log = grown(store, 3)
     following = log.manifest.with_entries(manifest(kg0=(2,)).entries)
@@ -245,7 +251,7 @@ def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
 
 
 def test_a_late_put_of_our_own_settles_as_ours() -> None:
-    """The bytes arrive only after the tries were used up: settling finds them."""
+    """A put that takes effect after all tries is found and accepted when the append is settled."""
     store = FaultyStore(MemoryStore(), [Fault("late", "put", paths.LOG), Fault("unavailable", "put", paths.LOG, 1, 9)])
     log = opened(store)
     with pytest.raises(UnavailableError):
@@ -257,7 +263,7 @@ def test_a_late_put_of_our_own_settles_as_ours() -> None:
 
 @pytest.mark.parametrize("kind", ["claim", "rollback"])
 def test_a_record_that_nobody_could_read_again_is_not_put(kind: str) -> None:
-    """Of the kinds that come seldom each is read before it is put: a root whose newest record is none is lost."""
+    """A claim or rollback record is decoded before its put, because an unreadable newest record would lose the root."""
     store = MemoryStore()
     log = opened(store)
     log.append(PLAIN, Manifest())
@@ -269,7 +275,7 @@ def test_a_record_that_nobody_could_read_again_is_not_put(kind: str) -> None:
 
 
 def test_a_second_driver_fences_the_first_i4() -> None:
-    """I4: who finds another's record under its next number is fenced, and stays behind."""
+    """A driver that finds another driver's record under its next number is fenced and commits nothing (I4)."""
     store = MemoryStore()
     first = grown(store, 3)
     second = opened(store)
@@ -282,7 +288,7 @@ def test_a_second_driver_fences_the_first_i4() -> None:
 
 
 def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
-    """Our put was lost and another driver took the number: settling says fenced, and forgets our record."""
+    """Settling raises FencedError if another driver took the number of a lost put, and the append is settled then."""
     store = FaultyStore(MemoryStore())
     first, second = grown(store, 2), opened(store)
     store.script(Fault("request_lost", "put", paths.LOG, times=5))
@@ -295,7 +301,7 @@ def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
 
 
 def test_a_number_that_another_took_between_two_tries_is_not_ours_i4() -> None:
-    """The first try of a put was lost, and the second finds another driver's record: that settles nothing for us."""
+    """A repeated put that finds another driver's record is fenced."""
     inner = MemoryStore()
     store = FaultyStore(inner, sleep=lambda _: others.append(second.append(drafted("second", 1), second.manifest)))
     first, second, others = grown(store, 2), opened(inner), list[Record]()
@@ -306,7 +312,7 @@ def test_a_number_that_another_took_between_two_tries_is_not_ours_i4() -> None:
 
 
 def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by whoever walks it nor by whoever opens it while LIST lags: both are told that it grows too fast."""
+    """Iterating and opening a log stop with an error if records are appended faster than they are listed."""
     monkeypatch.setattr(log_file, "_UNLISTED_MAX", 4)
     store = LaggingStore(MemoryStore())
     log = grown(store, 3)
@@ -319,7 +325,7 @@ def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.Monkey
 
 
 def test_what_records_list_is_told_for_scans() -> None:
-    """All objects of all records from one on: of chains, snapshots and outputs, whatever the records are."""
+    """A scan is given all objects that the records from a number on list: links of chains, snapshots and outputs."""
     store = MemoryStore()
     log = grown(store, 40)
     assert log.tail is not None
@@ -337,7 +343,7 @@ def test_what_records_list_is_told_for_scans() -> None:
 
 
 def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_from_there() -> None:
-    """Its number may be anything that a name can say, and memory has no room for all before it."""
+    """A record with a number far beyond the others is refused before the numbers between are enumerated."""
     store = MemoryStore()
     tail = grown(store, 3).tail
     assert tail is not None
@@ -350,7 +356,7 @@ def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_fr
 
 @pytest.mark.timeout(60)
 def test_a_rollback_does_not_pass_over_a_record_far_beyond_all_others() -> None:
-    """It would be followed by a record that has no name, and the line read through all numbers between."""
+    """A rollback is refused if a record has a number far beyond the others."""
     store = MemoryStore()
     grown(store, 3)
     store.put_if_absent(far := paths.record_name(10**20 - 1), store.get(paths.record_name(0)) or b"")

@@ -1,4 +1,4 @@
-"""A log whose records are lost, damaged or not ours: refused by name, with the remedy."""
+"""A log with lost, damaged or foreign records is refused with an error that names the object and the remedy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.kit.state.faulty_store import Fault, FaultyStore
 
 @pytest.fixture(autouse=True)
 def _full_every_16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record 16 is full."""
+    """Make record 16 full."""
     monkeypatch.setattr(log_module, "FULL_EVERY", 16)
 
 
 def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes]) -> None:
-    """Change the bytes of a record."""
+    """Replace the bytes of a record by changed ones."""
     name = paths.record_name(sequence)
     data = store.get(name)
     assert data is not None
@@ -33,7 +33,7 @@ def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes])
 
 
 def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
-    """A gap between the full record and the newest is a lost record; told to go on, the log opens."""
+    """A gap between the full record and the newest is refused, and the remedy names the batch of the newest record."""
     store = MemoryStore()
     grown(store, 6)
     store.delete([paths.record_name(2), paths.record_name(3)])
@@ -42,26 +42,26 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     newest = Log(store, ROOT).open(broken=True)
     assert newest is not None
     assert newest.sequence == 5
-    (told,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
-    assert told[told.index("--to") + 1] == str(newest.version), "which is whole: nothing has to be guessed"
+    (command,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
+    assert command[command.index("--to") + 1] == str(newest.version), "the remedy names the newest intact batch"
 
 
 def test_a_lost_base_of_the_newest_record_needs_an_earlier_target() -> None:
-    """The newest record cannot be read then, so the remedy does not name its batch."""
+    """If a base of the newest record is lost, the remedy does not name its batch, because the record cannot be read."""
     store = MemoryStore()
     grown(store, 6)
     store.delete([paths.record_name(4)])
     with pytest.raises(ConflictError, match="RIFFLE-0406") as caught:
         opened(store)
-    (told,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
-    assert told[told.index("--to") + 1] == "BATCH"
+    (command,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
+    assert command[command.index("--to") + 1] == "BATCH"
     newest = Log(store, ROOT).open(broken=True)
     assert newest is not None
     assert newest.version == 2
 
 
 def test_what_lies_among_the_records_is_named() -> None:
-    """The root is right then, and what is in the way is one object."""
+    """An unknown object below log/ is named, and a root with other objects only is called foreign."""
     store = MemoryStore()
     grown(store, 2)
     store.put_if_absent("log/README", b"x")
@@ -74,10 +74,12 @@ def test_what_lies_among_the_records_is_named() -> None:
 
 
 def test_a_rollback_passes_over_no_record_that_was_damaged_on_its_way_only() -> None:
-    """Its record would follow bytes that nobody wrote, and no driver would start on it. What lies there broken is."""
+    """A rollback that reads a record corrupted in transit raises an error or opens the intact log, and never skips a
+    record.
+    """
 
     class Flipping(MemoryStore):
-        """Flips a bit in the nth answer."""
+        """A memory store that flips a bit in the nth answer."""
 
         def __init__(self, nth: int) -> None:
             super().__init__()
@@ -101,11 +103,11 @@ def test_a_rollback_passes_over_no_record_that_was_damaged_on_its_way_only() -> 
         again.append(replace(drafted("back", 1), kind="rollback"), log.manifest)
         store.left = -1
         assert opened(store).tail == again.tail
-    assert refused == [1, 2, 3, 4], "the newest record and its full one are read twice each, and nothing else"
+    assert refused == [1, 2, 3, 4], "only the newest record and its full record are read, twice each"
 
 
 def test_a_lost_full_record_is_named() -> None:
-    """Without the full record the newest cannot be read; the error names it."""
+    """The error names the lost full record that the newest record needs."""
     store = MemoryStore()
     grown(store, 20)
     store.delete([paths.record_name(s) for s in range(17)])
@@ -116,10 +118,12 @@ def test_a_lost_full_record_is_named() -> None:
 
 @pytest.mark.parametrize(("gone", "broken"), [(17, False), (20, True), (22, False)])
 def test_a_log_that_goes_on_while_it_is_read_is_no_damage(gone: int, *, broken: bool) -> None:
-    """Who reads it slowly finds what the newest record needs gone, as that is not the newest any more."""
+    """A reader that is overtaken by new records and a sweep gets an UnavailableError, not an error about damage."""
 
     class Slow(MemoryStore):
-        """The query goes on once the newest record was read, which a rollback does twice."""
+        """A memory store in which the query appends and sweeps records once the newest record was read, which a
+        rollback reads twice.
+        """
 
         def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
             data = super().get(name, start, length)
@@ -136,7 +140,7 @@ def test_a_log_that_goes_on_while_it_is_read_is_no_damage(gone: int, *, broken: 
 
 
 def test_old_records_may_go() -> None:
-    """What retention removed from the beginning is no loss."""
+    """A log without its oldest records, which retention has removed, opens normally."""
     store = MemoryStore()
     log = grown(store, 20)
     store.delete([paths.record_name(s) for s in range(10)])
@@ -150,7 +154,7 @@ def test_old_records_may_go() -> None:
     [(16, lambda b: b[: len(b) // 2]), (19, lambda b: b[:-1] + bytes([b[-1] ^ 1])), (16, lambda _: b"")],
 )
 def test_a_damaged_record_is_named(sequence: int, change: Callable[[bytes], bytes]) -> None:
-    """The newest record or its full one, truncated, flipped or emptied: damage, by name."""
+    """A truncated, changed or empty newest or full record is named as damaged."""
     store = MemoryStore()
     grown(store, 20)
     altered(store, sequence, change)
@@ -162,7 +166,7 @@ def test_a_damaged_record_is_named(sequence: int, change: Callable[[bytes], byte
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("sequence", [16, 18, 19])
 def test_a_record_that_is_damaged_on_its_way_is_fetched_again(sequence: int, kind: str) -> None:
-    """The newest record, the one before it or its full one: the object is intact, so the log opens."""
+    """A record that is corrupted in transit is fetched again, and the log opens."""
     store = FaultyStore(MemoryStore())
     log = grown(store, 20)
     store.script(Fault(kind, "get", paths.record_name(sequence)))  # type: ignore[arg-type]
@@ -175,7 +179,7 @@ def test_a_record_that_is_damaged_on_its_way_is_fetched_again(sequence: int, kin
 
 @pytest.mark.parametrize("name", ["log/readme", "photos/1"])
 def test_a_root_that_is_not_ours_is_refused(name: str) -> None:
-    """Objects that no riffle log explains: nothing is written among them."""
+    """A root with objects but without a riffle log is refused."""
     store = MemoryStore()
     store.put_if_absent(name, b"mine")
     with pytest.raises(ConfigError, match="RIFFLE-0411"):

@@ -1,4 +1,4 @@
-"""Chains and snapshots: one attempt a version (I1), and snapshots that replace exactly what they hold (I3)."""
+"""Chains have one attempt per version (I1), and a snapshot replaces exactly the links that it contains (I3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def snapshot_at(link: Link, number: int = 0) -> Snapshot:
 
 
 def test_the_head_is_the_last_link_else_the_snapshot_else_nothing() -> None:
-    """A head is a version and an attempt; two attempts of one version differ."""
+    """The head of an entry is that of its last link, or else of its snapshot, or else empty."""
     snapped = Entry(snapshot_at(link(4)))
     assert EMPTY.head == EMPTY_HEAD
     assert entry(1, 2).head == Head(2, attempt())
@@ -31,7 +31,7 @@ def test_the_head_is_the_last_link_else_the_snapshot_else_nothing() -> None:
 
 @given(VERSIONS, st.data())
 def test_what_leads_from_a_head_is_the_rest_of_the_chain(versions: list[int], data: st.DataObject) -> None:
-    """From any link's head: the links after it; from the base: all; from elsewhere: nothing is known."""
+    """The links after a known head are the rest of the chain; after an unknown head there is no answer."""
     whole = entry(*versions)
     place = data.draw(st.integers(0, len(versions) - 1))
     assert whole.links_after(whole.chain[place].head) == whole.chain[place + 1 :]
@@ -42,7 +42,7 @@ def test_what_leads_from_a_head_is_the_rest_of_the_chain(versions: list[int], da
 
 @given(VERSIONS, st.data())
 def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data: st.DataObject) -> None:
-    """The head stays, and what leads from the snapshot's head to it stays: restoring gives the same state."""
+    """A snapshot replaces the links up to its head and leaves the entry's head and the later links unchanged."""
     before = replace(entry(*versions), timer_ms=7)
     place = data.draw(st.integers(0, len(versions) - 1))
     after = before.replace_by_snapshot(snapshot_at(before.chain[place]))
@@ -54,7 +54,7 @@ def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data:
 
 @given(VERSIONS, st.data())
 def test_counted_sizes_of_chains_are_those_of_their_links(versions: list[int], data: st.DataObject) -> None:
-    """The rows and bytes of a chain are the sums over its links, whether it was counted, extended or cut."""
+    """The rows and bytes of a chain are the sums over its links, whether the chain was counted, extended or cut."""
     grown = EMPTY
     for number, version in enumerate(versions):
         if data.draw(st.booleans()):
@@ -71,7 +71,7 @@ def test_counted_sizes_of_chains_are_those_of_their_links(versions: list[int], d
 
 @given(VERSIONS, st.data())
 def test_changed_links_are_the_difference_of_two_chains(versions: list[int], data: st.DataObject) -> None:
-    """Successive entries differ by the links that a snapshot replaced and those that were added, and nothing else."""
+    """Successive entries differ exactly by the links that a snapshot replaced and by those that were added."""
     before = entry(*versions)
     after = before
     if data.draw(st.booleans()):
@@ -87,7 +87,7 @@ def test_changed_links_are_the_difference_of_two_chains(versions: list[int], dat
 
 
 def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
-    """Of an entry before that is a snapshot alone, too, whose successor may have another one."""
+    """The changes of an entry since an earlier one restore the entry, also if the earlier one was only a snapshot."""
     before = Entry(snapshot_at(link(4)))
     longer = before.add_link(link(5), timer_ms=7).add_link(link(6), timer_ms=8)
     taken = longer.replace_by_snapshot(snapshot_at(link(5), 1))
@@ -99,7 +99,7 @@ def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
 
 @given(VERSIONS)
 def test_a_snapshot_whose_head_is_no_link_is_refused(versions: list[int]) -> None:
-    """Of another attempt, of a version not in the chain, or of the snapshot that is there already: refused."""
+    """A snapshot is refused if its head is of another attempt, not in the chain, or already that of a snapshot."""
     before = Entry(snapshot_at(link(0))).add_link(link(versions[-1] + 1))
     assert before.replace_by_snapshot(snapshot_at(link(versions[-1] + 1, 5))) is None
     assert before.replace_by_snapshot(snapshot_at(link(99))) is None
@@ -108,7 +108,7 @@ def test_a_snapshot_whose_head_is_no_link_is_refused(versions: list[int]) -> Non
 
 
 def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
-    """Two snapshots taken at two heads: the newer one wins in whatever order they come."""
+    """Of two snapshots at different heads the newer one stays, in whatever order they arrive."""
     whole = entry(1, 2, 3)
     newer = whole.replace_by_snapshot(snapshot_at(whole.chain[1]))
     assert newer is not None
@@ -120,7 +120,7 @@ def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
 
 @given(st.lists(st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), VERSIONS), max_size=5))
 def test_stores_are_measured_from_the_changes(steps: list[dict[tuple[str, int], list[int]]]) -> None:
-    """After any changes the sizes are those of a manifest that reads all its entries."""
+    """Sizes of stores that are updated with changes equal those of a manifest that reads all entries."""
     measured = Manifest()
     measured.measure_stores()
     for step in steps:

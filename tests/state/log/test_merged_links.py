@@ -1,4 +1,4 @@
-"""Chains with merged deltas: every copy on the line reaches the newest state, and records list them exactly."""
+"""A chain with merged deltas leads every copy of its history to the newest state, and records list it exactly."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def merged_link(head: Head, number: int, *, level: int = 1, size: int = 100, epo
 
 
 def applied(state: State, changes: Changes) -> State:
-    """Return the state after changes, of which ``None`` deletes."""
+    """Return the state after changes; ``None`` deletes the key."""
     after = {**state, **{key: value for key, value in changes.items() if value is not None}}
     return {key: value for key, value in after.items() if changes.get(key, 0) is not None}
 
 
 @dataclass
 class Line:
-    """A key-group's entry, what its objects hold, and all copies that were ever at its head."""
+    """A model of one key-group: its entry, the contents of its objects, and every copy that was ever at its head."""
 
     entry: Entry = EMPTY
     state: State = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Line:
     records: list[tuple[Entry, State, int, list[Head], int]] = field(default_factory=list)
 
     def append(self, changes: Changes, *, whole: bool = False) -> None:
-        """Commit a batch that changes the key-group. ``whole``: its delta has the whole state."""
+        """Commit a batch that changes the key-group. With ``whole`` the delta has the whole state."""
         self.version += 1
         name = f"{self.epoch}-{self.claims:08x}{self.next_object():024x}"
         added = link(self.version)._replace(head=Head(self.version, name))
@@ -75,7 +75,7 @@ class Line:
         self.remember()
 
     def remember(self) -> None:
-        """Keep the entry as that of a record."""
+        """Append the entry to the records."""
         self.records.append((self.entry, self.state, self.version, list(self.on_line), self.epoch))
 
     def next_object(self) -> int:
@@ -84,7 +84,7 @@ class Line:
         return self.objects
 
     def merge(self, start: int, count: int) -> None:
-        """Merge successive links."""
+        """Merge ``count`` successive links from ``start`` on."""
         links = self.entry.chain[start : start + count]
         merged = merged_link(links[-1].head, self.next_object(), level=1 + max(part.level for part in links))
         self.contents[merged] = {key: value for part in links for key, value in self.contents[part].items()}
@@ -96,7 +96,7 @@ class Line:
         self.remember()
 
     def snapshot(self, place: int) -> None:
-        """Replace the links up to one of them by a snapshot."""
+        """Replace the links up to ``place`` by a snapshot."""
         head = self.entry.chain[place].head
         taken = Snapshot(paths.snapshot_id(head.version, attempt(self.next_object())), head, 10, 1, 2)
         self.snapshots[taken.id] = self.copies[head]
@@ -106,38 +106,38 @@ class Line:
         self.remember()
 
     def roll_back(self, number: int) -> None:
-        """Return to an earlier record, as another driver."""
+        """Roll back to an earlier record as a new driver."""
         epoch = self.epoch
         self.restore_backup(number)
         self.epoch = epoch + 1
         self.remember()
 
     def restore_backup(self, number: int) -> None:
-        """Return to an earlier record as if no later one had been, and claim it. Copies stay where they are."""
+        """Restore the root from a backup of an earlier record, and claim it. Copies stay where they are."""
         self.entry, self.state, self.version, on_line, self.epoch = self.records[number]
         self.on_line = list(on_line)
         self.claim()
 
     def claim(self) -> None:
-        """Continue as another driver."""
+        """Claim the log as another driver."""
         self.epoch += 1
         self.claims += 1
 
     def restored(self, entry: Entry) -> State:
-        """Return the state that a whole entry describes."""
+        """Return the state that a complete entry describes."""
         state = {} if entry.snapshot is None else self.snapshots[entry.snapshot.id]
         for part in entry.chain:
             state = applied(state, self.contents[part])
         return state
 
     def check(self) -> None:
-        """Check the entry from every head that a copy may have, on this line and on those that were given up."""
+        """Check the entry from the head of every copy, of the present and of abandoned histories."""
         assert self.restored(self.entry) == self.state
         for head, copy in self.copies.items():
             links = self.entry.links_after(head)
             if links is None:
                 continue
-            assert head in self.on_line, f"{head} was given up, and counts as on the chain"
+            assert head in self.on_line, f"{head} is of an abandoned history, but counts as on the chain"
             state = copy
             for part in links:
                 state = applied(state, self.contents[part])
@@ -147,10 +147,10 @@ class Line:
         start = self.entry.chain[0].head if base == EMPTY_HEAD and self.entry.chain else base
         for head in self.on_line:
             if head.claim == newest and head.version >= start.version:
-                assert self.entry.links_after(head) is not None, f"{head} is on the chain"
+                assert self.entry.links_after(head) is not None, f"{head} is on the chain, but has no links"
 
     def check_records(self) -> None:
-        """Check that each entry can be written as the changes since each earlier one of its line."""
+        """Check that the entry can be written as changes since each earlier entry of its history."""
         for before, *_ in self.records[-8:]:
             cut = self.entry.cut_to_changes(before)
             assert cut.restore_whole(before) == self.entry
@@ -183,8 +183,8 @@ ACTS = st.lists(
 @settings(max_examples=200)
 @given(ACTS)
 def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, int, Changes]]) -> None:
-    """Random batches, merges, snapshots, claims, rollbacks and restored backups: links lead from a copy's head to the
-    newest state, or the head is not on the chain. Some batches have the whole state.
+    """After random batches, merges, snapshots, claims, rollbacks and restored backups, links lead from the head of a
+    copy to the newest state, or the head is not on the chain. Some batches write the whole state.
     """
     line = Line()
     line.remember()
@@ -213,7 +213,7 @@ def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, in
 
 
 def test_a_copy_between_merged_links_applies_the_merged_delta() -> None:
-    """It is on the chain if its claim is that of the merged delta's head. Other claims may have been given up."""
+    """A copy between merged links applies the merged delta only if it has the claim of the merged delta's head."""
     chain = tuple(link(version, epoch=epoch) for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 2), (5, 2)))
     merged = merged_link(chain[3].head, 9)
     entry = Entry(chain=chain).replace_by_merged(Replacement(chain[0].head, merged))
@@ -226,15 +226,15 @@ def test_a_copy_between_merged_links_applies_the_merged_delta() -> None:
 
 
 def test_a_copy_from_before_the_whole_state_starts_again() -> None:
-    """A merged delta that starts with the whole state has no deletions of keys that older copies have."""
+    """A copy that is older than a merged delta with the whole state is restored, because the delta has no deletions."""
     entry = Entry(chain=(merged_link(link(5).head, 9),))
     assert entry.links_after(link(3).head) is None
     assert entry.links_after(EMPTY_HEAD) == entry.chain
 
 
 def test_a_copy_of_a_lost_claim_is_not_between_merged_links_of_the_same_epoch() -> None:
-    """After a root was restored from a backup, a claim gets the epoch of a claim that is lost. Its copies are off the
-    chain, as are those of earlier versions, whose attempts have random digits only.
+    """A copy whose claim was lost when the root was restored from a backup is not on the chain, although a new claim
+    has the same epoch. Copies of earlier versions, whose attempts have only random digits, are not on it either.
     """
     before = link(1)
     claims = {
@@ -249,7 +249,7 @@ def test_a_copy_of_a_lost_claim_is_not_between_merged_links_of_the_same_epoch() 
 
 
 def test_a_merged_delta_replaces_only_links_of_the_chain() -> None:
-    """If a snapshot or another merge took its first or last head off the chain, it is not listed."""
+    """A merged delta is refused if a snapshot or another merge has removed its first or last head from the chain."""
     chain = tuple(link(version) for version in range(6))
     whole = Entry(chain=chain)
     late = Replacement(chain[0].head, merged_link(chain[4].head, 1))
@@ -266,7 +266,7 @@ def test_a_merged_delta_replaces_only_links_of_the_chain() -> None:
 
 
 def merged_log(store: MemoryStore, batches: int) -> Log:
-    """Return a log in which every fourth record merges what it can."""
+    """Return a log in which every fourth record merges links."""
     log = opened(store)
     log.append(PLAIN, Manifest())
     for version in range(batches):
@@ -280,7 +280,7 @@ def merged_log(store: MemoryStore, batches: int) -> Log:
 
 
 def test_records_with_merged_deltas_are_read_again() -> None:
-    """From any record; each needs its full record at most, and lists less than the whole chain."""
+    """Each record with merged deltas can be read, and lists fewer links than the whole chain."""
     store = MemoryStore()
     log = merged_log(store, 40)
     reader = Log(store, ROOT)
@@ -310,7 +310,7 @@ def test_records_with_merged_deltas_are_read_again() -> None:
     ],
 )
 def test_impossible_merged_deltas_are_refused(merged: MergedDelta) -> None:
-    """Names of objects and files are made of the id, so a record with another id is not read."""
+    """A record with an impossible merged delta is refused, because names of objects and files contain its id."""
     entry = Entry(chain=(Link(Head(1, attempt()), 0, 1, 1, 1, merged),))
     columns = json.loads(entry_rows.entries_to_text({ADDRESS: entry}))
     with pytest.raises(ValueError, match="merged delta"):
@@ -318,7 +318,7 @@ def test_impossible_merged_deltas_are_refused(merged: MergedDelta) -> None:
 
 
 def test_a_cut_that_does_not_fit_its_full_record_is_refused() -> None:
-    """A cut before the last link needs a merged delta in place of the later links, at a head of the chain."""
+    """A cut that lies before the last link is refused unless a merged delta replaces the later links."""
     base = {ADDRESS: Entry(chain=(link(1), link(2)))}
     for entry in (
         Entry(None, (link(3),), cut=link(1).head),

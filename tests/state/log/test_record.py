@@ -1,4 +1,4 @@
-"""Records as bytes: what goes in comes out, and nothing else is taken for one."""
+"""Encoded records decode to equal records, and any other bytes are refused."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.kit.state.drawn_records import LINKS, PLAIN, RECORDS, link
 
 @given(RECORDS)
 def test_a_record_is_read_as_it_was_written(record: Record) -> None:
-    """Every field comes back equal, entries and outputs included, and equal records have equal bytes."""
+    """A decoded record equals the encoded one in every field, and equal records have equal bytes."""
     assert decode(encode(record), "log/0") == record
     assert encode(decode(encode(record), "log/0")) == encode(record)
 
 
 @given(RECORDS, st.data())
 def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObject) -> None:
-    """A flipped bit is either told as damage or leaves the record as it was."""
+    """A flipped bit is reported as damage or leaves the decoded record unchanged."""
     good = encode(record)
     place = data.draw(st.integers(0, len(good) - 1))
     bad = good[:place] + bytes([good[place] ^ (1 << data.draw(st.integers(0, 7)))]) + good[place + 1 :]
@@ -41,22 +41,22 @@ def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObje
 
 @given(st.binary(max_size=200))
 def test_foreign_bytes_are_no_record(data: bytes) -> None:
-    """Bytes that riffle did not write are refused as such."""
+    """Bytes that riffle did not write are refused."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0415"):
         decode(data, "log/0")
 
 
 def packed(body: object, found: int = 2, **header: object) -> bytes:
-    """Return a record's bytes with any body, its checksum and length right unless said otherwise."""
+    """Return the bytes of a record with any body. Checksum and length are right unless ``header`` changes them."""
     plain = body if isinstance(body, bytes) else json.dumps(body).encode()
     data = pa.compress(plain, codec="zstd", asbytes=True)
-    told = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
-    told |= {"length": len(plain)} if found > 1 else {}
-    return json.dumps({**told, **header}).encode() + b"\n" + data
+    header_fields = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
+    header_fields |= {"length": len(plain)} if found > 1 else {}
+    return json.dumps({**header_fields, **header}).encode() + b"\n" + data
 
 
 def body_of(record: Record) -> dict[str, object]:
-    """Return the body that a record is written with."""
+    """Return the body of an encoded record."""
     body: dict[str, object] = json.loads(
         pa.input_stream(pa.BufferReader(encode(record).split(b"\n", 1)[1]), compression="zstd").read()
     )
@@ -65,7 +65,7 @@ def body_of(record: Record) -> dict[str, object]:
 
 @pytest.mark.parametrize(("body", "found"), [(b"{}", 1), (b"[]", 2), (b'{"entries": 1}', 2), (b"\xff\xff", 1)])
 def test_a_body_that_is_no_record_is_damage(body: bytes, found: int) -> None:
-    """A right checksum over a wrong body raises nothing but our error."""
+    """A wrong body with a valid checksum raises only CorruptStateError."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(packed(body, found), "log/0")
 
@@ -77,7 +77,7 @@ WRONG = [True, 1, 1.5, "x", None, [1], [[1]], {"x": 1}, {"x": [1, "y"]}, {"x": {
 
 @pytest.mark.parametrize("name", sorted(field.name for field in fields(Record)))
 def test_a_field_of_another_type_is_damage_or_what_it_says(name: str) -> None:
-    """Whatever stands in a field, our error or a record that is written as it was read."""
+    """A wrong value in any field raises CorruptStateError, or is encoded again unchanged."""
     body, refused = body_of(PLAIN), 0
     for wrong in WRONG:
         try:
@@ -90,7 +90,7 @@ def test_a_field_of_another_type_is_damage_or_what_it_says(name: str) -> None:
 
 
 def test_a_record_of_format_1_is_read() -> None:
-    """It has no length of its body. Its owners and standbys are maps, and it has fields with their default value."""
+    """A record of format 1 is read; it has no body length, its owners are a map, and it stores default values."""
     older = {**body_of(PLAIN), "owners": {"0": "m1"}, "standbys": {}, "target": None}
     assert decode(packed(older, 1), "log/0") == replace(PLAIN, owners={"0": "m1"})
 
@@ -110,7 +110,7 @@ def test_a_record_of_format_1_is_read() -> None:
     ids=str,
 )
 def test_savepoints_that_cannot_be_are_damage(changes: dict[str, Any]) -> None:
-    """Their ids become names of objects, and their names are shown."""
+    """A savepoint with an invalid name, id or number is refused, because its id becomes an object name."""
     body = {**body_of(PLAIN), "savepoints": [replace(SAVEPOINT, **changes).to_json()]}
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(packed(body, 9), "log/0")
@@ -128,14 +128,14 @@ def test_savepoints_that_cannot_be_are_damage(changes: dict[str, Any]) -> None:
     ],
 )
 def test_damaged_moves_are_refused(row: list[object]) -> None:
-    """A row of another form, and a task that is none."""
+    """A record is refused if a row of its moves has another form or an invalid task."""
     body = {**body_of(PLAIN), "moves": [row]}
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(packed(body, 6), "log/0")
 
 
 def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
-    """A few packed bytes that become too many in memory. One of half the size is written and read."""
+    """A record that would take too much memory when it is read is not written; one of half the size is."""
     lists: list[object] = [[]] * (1 << 21)
     with pytest.raises(ConfigError, match="RIFFLE-0414"):
         encode(replace(PLAIN, watermarks={"x": lists}))
@@ -144,7 +144,7 @@ def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
 
 
 def test_chains_that_repeat_are_written_and_read() -> None:
-    """Each batch changes one row of each key-group. The chains then take 90 MB, 600 times their compressed bytes."""
+    """A record with repetitive chains of 90 MB, which are compressed by a factor of 600, is written and read."""
     heads = [Head(version, f"1-{version:032x}") for version in range(16)]
     chain = tuple(link_in_block(head, 0, 7, 1, Block(900_000, 16_384)) for head in heads)
     entries = {
@@ -155,7 +155,7 @@ def test_chains_that_repeat_are_written_and_read() -> None:
 
 
 def test_an_unknown_field_or_kind_is_named() -> None:
-    """What this version cannot keep it does not drop in silence, nor a key that it lacks."""
+    """A record with an unknown field, kind or column is refused instead of losing it silently."""
     body = body_of(PLAIN)
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(packed({**body, "later": 1}), "log/0")
@@ -167,19 +167,19 @@ def test_an_unknown_field_or_kind_is_named() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 1 << 40, "7"])
 def test_a_wrong_length_is_damage_before_anything_is_unpacked(length: object) -> None:
-    """The header bounds the memory that a body takes."""
+    """A wrong length is refused before the body is unpacked, because the header bounds the memory of the body."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(packed(body_of(PLAIN), length=length), "log/0")
 
 
 def test_a_header_of_nested_lists_is_no_record() -> None:
-    """JSON that is too deep to read is refused, not a crash."""
+    """A header of deeply nested lists is refused without a crash."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0415"):
         decode(b"[" * 200_000, "log/0")
 
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
-    """A record of a newer format says which version reads it."""
+    """A record of a newer format is refused with the version that reads it."""
     newer = encode(PLAIN).replace(b'"format":10', b'"format":11', 1)
     with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
         decode(newer, "log/0")
@@ -199,7 +199,9 @@ SEVENTH = replace(PLAIN, sequence=7, full=7, promised=7, target=7)
     ],
 )
 def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: Record) -> None:
-    """Whoever reads the log goes over all numbers in between, and there is no room for so many."""
+    """A record may refer only to earlier records, and its full record must be near, because readers enumerate the
+    numbers between.
+    """
     assert decode(encode(SEVENTH), paths.record_name(7)) == SEVENTH
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(wrong), "log/0")
@@ -207,7 +209,7 @@ def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: R
 
 @pytest.mark.parametrize("name", ["", "01", "²", "heavy/", "query/3", "3\n"])
 def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
-    """Whoever goes on from it would fail once it has claimed the log."""
+    """A record with an invalid name of a key-group is refused, because the next driver would fail after its claim."""
     well = replace(PLAIN, owners={"3": "m", "heavy/3": "m"}, weights={"assigned": {"0": 1}})
     assert decode(encode(well), paths.record_name(0)) == well
     for wrong in (
@@ -220,21 +222,21 @@ def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
 
 
 def test_no_range_of_a_record_leads_beyond_what_a_file_can_have() -> None:
-    """Nobody could seek to it."""
+    """A record with a byte range beyond 2**63 is refused, because no file has such an offset."""
     for far in (link(1, start=1 << 63), link(1, length=1 << 63), link(1 << 63), link(1, start=1 << 62, length=1 << 62)):
         with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
             decode(encode(replace(PLAIN, entries={("totals", 3): Entry(chain=(far,))})), "log/0")
 
 
 def test_a_record_under_another_number_is_refused() -> None:
-    """It is a copy of another one."""
+    """A record under the number of another record is refused, because it is a copy."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0419"):
         decode(encode(PLAIN), paths.record_name(7))
 
 
 @given(RECORDS, st.lists(LINKS, max_size=3))
 def test_changed_entries_are_those_that_end_with_the_link_of_the_batch(record: Record, links: list[Link]) -> None:
-    """The other entries are left out, and earlier links, too."""
+    """Reading only changed entries returns those whose last link is of this batch, with that link alone."""
     own = [Link(Head(record.version, f"{record.epoch}-{7:032x}"), *link[1:]) for link in links]
     changed = {("totals", number): Entry(None, (*own[:number], link)) for number, link in enumerate(own)}
     others = {address: entry for address, entry in record.entries.items() if entry.chain and address not in changed}
@@ -256,6 +258,6 @@ def test_changed_entries_are_those_that_end_with_the_link_of_the_batch(record: R
      [["0"], ["m1"], [0, 0]], [["0"], ["m1"]]],
 )  # fmt: skip
 def test_impossible_owners_are_refused(columns: object) -> None:
-    """An index may only be that of a listed member."""
+    """Owners are refused if an index does not name a listed member."""
     with pytest.raises((TypeError, ValueError)):
         owners_from_json(columns)

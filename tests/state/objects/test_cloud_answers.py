@@ -1,4 +1,4 @@
-"""What all stores of clouds send, and what they make of answers, on a scripted server."""
+"""The requests of all cloud stores and their reactions to answers, tested with a scripted server."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ PLANTED = "SECRETPLANTED0123456789"
 
 
 def gcs_refusal(status: int, reason: str, message: str = "no") -> Answer:
-    """Return an answer of Google Cloud Storage with an error."""
+    """Return an error answer of Google Cloud Storage."""
     error = {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}
     return Answer(status, json.dumps({"error": error}).encode(), headers={"Content-Type": "application/json"})
 
 
 def azure_refusal(status: int, code: str, message: str = "no") -> Answer:
-    """Return an answer of Azure's Blob service with an error."""
+    """Return an error answer of Azure Blob Storage."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     return Answer(status, body, headers={"x-ms-error-code": code})
 
 
 def header(request: Request, name: str) -> str | None:
-    """Return a header, whatever its case."""
+    """Return the value of a header, whatever its case."""
     return {key.lower(): value for key, value in request.headers.items()}.get(name)
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """How a cloud answers."""
+    """The root of a cloud, its typical answers, and a check for its conditional put."""
 
     root: str
     refusal: Callable[..., Answer]
@@ -83,7 +83,7 @@ CLOUDS = {"gcs": (GCS, "google_credentials"), "azure": (AZURE, "azure_credential
 
 @pytest.fixture(params=CLOUDS)
 def cloud(request: pytest.FixtureRequest) -> Cloud:
-    """A cloud, and credentials for it."""
+    """Return a cloud, and set credentials for it."""
     cloud, credentials = CLOUDS[request.param]
     request.getfixturevalue(credentials)
     return cloud
@@ -91,7 +91,7 @@ def cloud(request: pytest.FixtureRequest) -> Cloud:
 
 @pytest.fixture(params=["gcs", "azure"])
 def http_cloud(request: pytest.FixtureRequest) -> Cloud:
-    """A cloud whose client is part of riffle_spark, and credentials for it. The client of S3 is boto3."""
+    """Return a cloud whose client is part of riffle_spark, and set credentials for it. The client of S3 is boto3."""
     cloud, credentials = CLOUDS[request.param]
     request.getfixturevalue(credentials)
     return cloud
@@ -99,13 +99,13 @@ def http_cloud(request: pytest.FixtureRequest) -> Cloud:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait between requests."""
+    """Replace ``time.sleep``, so that retries do not wait."""
     monkeypatch.setattr("time.sleep", lambda _: None)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_makes_its_own_connections(cloud: Cloud, scripted: ScriptedServer) -> None:
-    """A kept connection serves one process."""
+    """A forked process opens its own connection and leaves the parent's connection alone."""
     put_beside_fork(scripted.store(Answer(200), root=cloud.root))
     first, second, of_child, last = scripted.ports
     assert first == second == last
@@ -113,17 +113,17 @@ def test_a_fork_makes_its_own_connections(cloud: Cloud, scripted: ScriptedServer
 
 
 def test_a_silent_server_is_given_up(cloud: Cloud, scripted: ScriptedServer) -> None:
-    """Time-outs are bounded."""
+    """A server that does not answer in time raises UnavailableError."""
     store = scripted.store(Answer(200, silent_seconds=1), root=cloud.root, attempts=1)
     assert isinstance(error_of(lambda: store.get("log/1")), UnavailableError)
 
 
 @pytest.mark.usefixtures("no_pauses")
 class TestPuts:
-    """Conditional puts, and what is known after them."""
+    """Conditional puts and their outcomes."""
 
     def test_every_put_is_conditional_and_carries_the_bytes(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """The condition is in each request, a repeated one included."""
+        """Every put request, also a repeated one, has the condition and the bytes."""
         store = scripted.store(Answer(503), Answer(200), root=cloud.root)
         assert store.put_if_absent("log/1", b"abc")
         assert [cloud.condition(request) for request in scripted.seen] == [True, True]
@@ -131,38 +131,42 @@ class TestPuts:
         assert store.requests["put"] == 2
 
     def test_a_taken_name_is_no_error(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """The caller learns that it did not write."""
+        """A put returns False if the name exists, and sends one request."""
         assert not scripted.store(cloud.taken, root=cloud.root).put_if_absent("log/1", b"abc")
         assert len(scripted.requests) == 1
 
     def test_a_repeated_put_may_meet_its_own_bytes(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """The first answer was lost, the second finds the name taken. The caller reads the object to find out."""
+        """A put returns False if its first answer was lost and its second request finds the name taken."""
         store = scripted.store(Answer(500), cloud.taken, Answer(200, b"abc"), root=cloud.root)
         assert not store.put_if_absent("log/1", b"abc")
         assert store.get("log/1") == b"abc"
 
     def test_a_lost_answer_and_then_a_refusal_leave_it_open(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """The object may exist, so the error is not that of a put which changed nothing."""
+        """A put whose first answer was lost and whose second was a refusal raises UnavailableError, because the object
+        may exist.
+        """
         store = scripted.store(Answer(500), cloud.refusal(403, "forbidden"), root=cloud.root)
         error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
         assert isinstance(error, UnavailableError)
         assert error.id == "RIFFLE-0443"
 
     def test_a_refusal_at_once_is_clear(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """Nothing was written."""
+        """A put that is refused at once raises RefusedError, after one more request with credentials that are read
+        again.
+        """
         store = scripted.store(cloud.refusal(403, "forbidden"), root=cloud.root)
         assert isinstance(error_of(lambda: store.put_if_absent("log/1", b"abc")), RefusedError)
-        assert len(scripted.requests) == 2, "once more, with credentials that were read again"
+        assert len(scripted.requests) == 2, "a refused request is sent once more with credentials that are read again"
 
     def test_a_success_whose_body_breaks_is_a_success(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
-        """The status has confirmed the put."""
+        """A put with a success status succeeds, although the body of the answer is cut off."""
         assert scripted.store(Answer(200, b"{", broken=True), root=http_cloud.root).put_if_absent("log/1", b"abc")
 
     @pytest.mark.parametrize("status", [405, 501, 505])
     def test_a_server_without_conditional_puts_is_refused(
         self, cloud: Cloud, scripted: ScriptedServer, status: int
     ) -> None:
-        """At once: a repeat would not help."""
+        """A server that does not support conditional puts is refused after one request."""
         store = scripted.store(Answer(status), root=cloud.root, patience_seconds=60)
         assert error_of(lambda: store.put_if_absent("log/1", b"abc")).id in {
             "RIFFLE-1071",
@@ -174,10 +178,10 @@ class TestPuts:
 
 @pytest.mark.usefixtures("no_pauses")
 class TestReads:
-    """Ranges, and bodies that end early."""
+    """Ranges and interrupted bodies."""
 
     def test_an_interrupted_body_is_requested_again(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """A get starts again; a copy continues after the last whole piece."""
+        """After an interrupted body a get starts again, and a copy continues after the last complete piece."""
         store = scripted.store(Answer(200, b"ab", broken=True), Answer(200, b"abc"), root=cloud.root)
         assert store.get("log/1") == b"abc"
         scripted.requests.clear()
@@ -190,7 +194,7 @@ class TestReads:
         assert ranges == [f"bytes=10-{PIECE_BYTES + 12}", f"bytes={PIECE_BYTES + 10}-{PIECE_BYTES + 12}"]
 
     def test_a_copy_holds_one_piece_in_memory(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """Large objects arrive piece by piece."""
+        """A copy of a large object holds at most one piece in memory."""
         data = bytes(3 * PIECE_BYTES + 5)
         store = scripted.store(Answer(206, data), root=cloud.root)
         pieces: list[bytes] = []
@@ -199,23 +203,23 @@ class TestReads:
 
     @pytest.mark.parametrize("start", [0, 2])
     def test_a_server_that_ignores_ranges_is_refused(self, cloud: Cloud, scripted: ScriptedServer, start: int) -> None:
-        """The whole object is not what was asked for."""
+        """A server that returns the whole object for a range is refused."""
         store = scripted.store(Answer(200, b"abcdef"), root=cloud.root)
         for call in (lambda: store.get("log/1", start, 3), lambda: store.copy_to("log/1", start, 3, bytes)):
             assert error_of(call).id in {"RIFFLE-1060", "RIFFLE-0850"}
 
     def test_a_range_beyond_the_end_is_empty(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """416 is no error."""
+        """A range beyond the end of an object is empty; status 416 is no error."""
         assert scripted.store(Answer(416), root=cloud.root).get("log/1", 9) == b""
 
     @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"items": [3]}', b'{"items": [{"name": "elsewhere"}]}'])
     def test_a_list_that_is_none_is_refused(self, http_cloud: Cloud, scripted: ScriptedServer, body: bytes) -> None:
-        """Another service answers, or a proxy."""
+        """A list answer without a valid list raises an error, because a proxy or another service has answered."""
         store = scripted.store(Answer(200, body), root=http_cloud.root)
         assert error_of(lambda: store.list("log/")).id == "RIFFLE-1063"
 
     def test_a_list_that_breaks_is_requested_again(self, cloud: Cloud, scripted: ScriptedServer) -> None:
-        """Half a page is not a page."""
+        """A list whose page is cut off is requested again."""
         broken = Answer(200, cloud.empty_page, broken=True)
         assert scripted.store(broken, Answer(200, cloud.empty_page), root=cloud.root).list("log/") == []
         assert len(scripted.requests) == 2
@@ -223,23 +227,23 @@ class TestReads:
 
 @pytest.mark.usefixtures("no_pauses")
 class TestErrors:
-    """What is repeated, and what is said."""
+    """Retries and the texts of errors."""
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
     def test_a_failure_that_passes_is_not_seen(self, cloud: Cloud, scripted: ScriptedServer, status: int) -> None:
-        """One repeat is enough."""
+        """A request with a transient failure is repeated once and succeeds."""
         assert scripted.store(Answer(status), Answer(200, b"abc"), root=cloud.root).get("log/1") == b"abc"
 
     @pytest.mark.parametrize("trouble", [Answer(503), Answer(200, b"ab", broken=True, headers={"Connection": "close"})])
     def test_patience_outlasts_attempts(self, cloud: Cloud, scripted: ScriptedServer, trouble: Answer) -> None:
-        """A longer outage that ends within `s3_patience` is not seen."""
+        """An outage that is longer than the attempts but shorter than `s3_patience` raises no error."""
         store = scripted.store(*[trouble] * 7, Answer(200, b"abc"), root=cloud.root, patience_seconds=60)
         assert store.get("log/1") == b"abc"
         assert store.requests["get"] == len(scripted.requests) == 8
 
     @pytest.mark.parametrize("call", CALLS)
     def test_a_failure_that_stays_is_named(self, cloud: Cloud, scripted: ScriptedServer, call: str) -> None:
-        """After bounded attempts, with endpoint and attempts. All requests count."""
+        """A lasting failure raises an error with the endpoint and the attempts, and all requests are counted."""
         store = scripted.store(Answer(500), root=cloud.root)
         error = error_of(lambda: CALLS[call](store))
         assert isinstance(error, UnavailableError)
@@ -252,19 +256,19 @@ class TestErrors:
 
     @pytest.mark.parametrize("call", ["put", "get", "list"])
     def test_a_missing_bucket_is_named(self, cloud: Cloud, scripted: ScriptedServer, call: str) -> None:
-        """It is not an absent object."""
+        """A missing bucket raises an error of its own instead of counting as an absent object."""
         store = scripted.store(cloud.no_bucket, root=cloud.root)
         assert error_of(lambda: CALLS[call](store)).id in {"RIFFLE-1070", "RIFFLE-1085", "RIFFLE-0488"}
 
     def test_an_absent_object_is_no_error(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
-        """For reads, looks and deletes."""
+        """Reads, existence checks and deletes of an absent object raise no error."""
         store = scripted.store(Answer(404), root=http_cloud.root)
         assert store.get("log/1") is None
         assert not store.exists("log/1")
         store.delete(["log/1", "log/2"])
 
     def test_one_refused_delete_of_many_is_raised(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
-        """The others do not hide it."""
+        """One refused delete among many raises RefusedError."""
         denied = http_cloud.refusal(403, "forbidden")
         scripted.respond = lambda request: denied if request.path.split("?")[0].endswith("7") else Answer(204)
         store = scripted.store(root=http_cloud.root)
@@ -273,7 +277,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://", f"http://me:{PLANTED}@127.0.0.1:1"])
     def test_an_endpoint_that_is_no_url_is_refused(self, cloud: Cloud, endpoint: str) -> None:
-        """Nothing is sent, and a password in it is not repeated."""
+        """An endpoint that is not a URL is refused before a request, and the error does not contain its password."""
         options = StoreOptions(
             s3=S3Options(endpoint=endpoint),
             gcs=GcsOptions(endpoint=endpoint),
@@ -288,14 +292,14 @@ class TestErrors:
 
     @pytest.mark.parametrize("status", [401, 403])
     def test_credentials_are_read_again_once(self, cloud: Cloud, scripted: ScriptedServer, status: int) -> None:
-        """Rotated credentials cost no failed call."""
+        """A refused request reads the credentials again once, so that rotated credentials cause no error."""
         refused = cloud.refusal(status, "AuthenticationFailed")
         assert scripted.store(refused, Answer(200, b"abc"), root=cloud.root).get("log/1") == b"abc"
 
     def test_a_refusal_of_credentials_repeats_none(
         self, http_cloud: Cloud, scripted: ScriptedServer, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A server may quote what was sent."""
+        """Neither the error nor the log repeats credentials that a server quotes."""
         store = scripted.store(http_cloud.refusal(401, "AuthenticationFailed", PLANTED), root=http_cloud.root)
         with caplog.at_level(logging.DEBUG, "riffle_spark"):
             error = error_of(lambda: store.get("log/1"))
@@ -303,11 +307,11 @@ class TestErrors:
 
 
 class TestAzureCredentials:
-    """Where the credentials of Azure are found, and that none is repeated."""
+    """The sources of Azure credentials, which no error repeats."""
 
     @pytest.fixture(autouse=True)
     def without(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Remove those of the other tests, and the clients that were opened with them."""
+        """Remove the Azure credentials of the other tests, and the clients that use them."""
         request.getfixturevalue("azure_credentials")
         for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"):
             monkeypatch.delenv(name)
@@ -316,7 +320,7 @@ class TestAzureCredentials:
     def test_a_signature_is_in_each_url_and_in_no_error(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Neither in that of an answer nor in that of a lost connection."""
+        """The SAS token is in each URL, and in no error of an answer or of a lost connection."""
         monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"?sv=2022&sig={PLANTED}")
         store = scripted.store(azure_refusal(403, "AuthorizationFailure"), root=AZURE.root, attempts=1)
         refused = error_of(lambda: store.list("log/"))
@@ -329,7 +333,7 @@ class TestAzureCredentials:
     def test_a_connection_string_names_account_key_and_endpoint(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Without a host in the root, nothing else is needed."""
+        """A connection string gives account, key and endpoint for a root without a host."""
         text = f"AccountName=acc;AccountKey={base64.b64encode(b'key').decode()};BlobEndpoint={scripted.endpoint}/acc"
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
         scripted.answers[:] = [Answer(200, b"abc")]
@@ -347,7 +351,9 @@ class TestAzureCredentials:
         ],
     )
     def test_an_account_that_is_not_known_is_refused(self, text: str, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """None, a connection string without one, one of another account, and a key that is none."""
+        """A missing or different account, an invalid connection string and an invalid key raise an error without the
+        key.
+        """
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
         error = error_of(lambda: open_store(AZURE.root if text else "az://riffle/root").list(""))
         assert error.id == id
@@ -356,7 +362,7 @@ class TestAzureCredentials:
     def test_a_put_has_the_checksum_of_its_bytes(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The service compares it."""
+        """A put sends the MD5 checksum of its bytes, which Azure verifies."""
         monkeypatch.setenv("AZURE_STORAGE_KEY", base64.b64encode(b"key").decode())
         assert scripted.store(Answer(201), root=AZURE.root).put_if_absent("log/1", b"abc")
         digest = hashlib.md5(b"abc", usedforsecurity=False).digest()
@@ -364,18 +370,18 @@ class TestAzureCredentials:
 
     @pytest.mark.parametrize("root", ["a\\b", "a./b", "a/b."])
     def test_a_prefix_that_azure_alters_is_refused(self, root: str) -> None:
-        """The objects would have other names."""
+        """A root prefix that Azure would change is refused, because the objects would get other names."""
         assert error_of(lambda: open_store(f"az://riffle/{root}")).id == "RIFFLE-1091"
 
     def test_a_name_that_azure_alters_is_refused(self) -> None:
-        """As with a store whose name ends with a dot."""
+        """An object name that Azure would change is refused, such as one with a store name that ends with a dot."""
         store: ObjectStore = open_store("az://riffle/root")
         assert error_of(lambda: store.exists("totals./key_group=0001/snapshot/1")).id == "RIFFLE-1092"
 
     def test_directories_of_a_hierarchical_namespace_are_no_objects(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A list names them beside the files in them."""
+        """A list leaves out the directories of a hierarchical namespace."""
         monkeypatch.setenv("AZURE_STORAGE_KEY", base64.b64encode(b"key").decode())
         page = (
             b"<EnumerationResults><Blobs><Blob><Name>root/log</Name><Properties><ResourceType>directory</ResourceType>"
@@ -386,11 +392,11 @@ class TestAzureCredentials:
 
 
 class TestEntraId:
-    """Tokens of a managed identity, from an endpoint on loopback as Azure's App Service has one."""
+    """Tokens of a managed identity, from a local endpoint like that of Azure App Service."""
 
     @pytest.fixture(autouse=True)
     def identity(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Name the endpoint, and no other credentials."""
+        """Set the identity endpoint, and remove all other credentials."""
         for name in ("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CONNECTION_STRING"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("IDENTITY_ENDPOINT", f"{scripted.endpoint}/msi/token")
@@ -399,7 +405,7 @@ class TestEntraId:
         monkeypatch.setattr("riffle_spark.state.objects.http_store._CLIENTS", {})
 
     def test_each_request_has_a_token_that_is_fetched_once(self, scripted: ScriptedServer) -> None:
-        """A token serves until shortly before it ends."""
+        """A token is fetched once and used for each request until shortly before it expires."""
         pytest.importorskip("azure.identity")
         token = json.dumps({"access_token": "issued", "expires_on": str(int(time.time()) + 3600), "resource": "r"})
         as_json = {"Content-Type": "application/json"}
@@ -412,7 +418,7 @@ class TestEntraId:
         assert shown == [None, "Bearer issued", "Bearer issued"]
 
     def test_an_identity_that_is_refused_is_named(self, scripted: ScriptedServer) -> None:
-        """The error says where credentials are looked for, and repeats no answer of the endpoint."""
+        """A refused identity raises an error with the sources of credentials and without the endpoint's answer."""
         pytest.importorskip("azure.identity")
         refused = json.dumps({"error": "invalid_request", "error_description": PLANTED}).encode()
         store = scripted.store(Answer(400, refused, headers={"Content-Type": "application/json"}), root=AZURE.root)
@@ -426,7 +432,7 @@ class TestEntraId:
     def test_a_missing_package_is_named_with_the_command(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Only tokens need it. A key of the account works without."""
+        """A missing azure-identity package is named with the pip command, and an account key works without it."""
         monkeypatch.setitem(sys.modules, "azure.identity", None)
         store = scripted.store(Answer(200, b"abc"), root=AZURE.root)
         error = error_of(lambda: store.get("log/1"))
@@ -437,16 +443,16 @@ class TestEntraId:
 
 
 class TestGoogleCredentials:
-    """The application default credentials."""
+    """Google's application default credentials."""
 
     @pytest.fixture(autouse=True)
     def installed(self) -> None:
-        """They are found by google-auth."""
+        """Skip the tests if google-auth is not installed."""
         pytest.importorskip("google.auth")
 
     @pytest.mark.usefixtures("google_credentials")
     def test_each_request_has_a_token(self, scripted: ScriptedServer) -> None:
-        """One token serves many requests."""
+        """A token is fetched once and used for all requests."""
         store = scripted.store(Answer(200, b"abc"), root=GCS.root)
         store.get("log/1")
         store.get("log/2")
@@ -456,7 +462,7 @@ class TestGoogleCredentials:
     def test_a_file_without_credentials_is_refused(
         self, scripted: ScriptedServer, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """Nothing is sent, and the error says where credentials are looked for."""
+        """A file without credentials is refused before a request, and the error names the sources of credentials."""
         path = tmp_path / "wrong.json"
         path.write_text(text)
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))

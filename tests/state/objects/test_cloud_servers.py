@@ -1,4 +1,6 @@
-"""S3, Google Cloud Storage and Azure on real servers: races of writers, careless servers, TLS, proxies, long lists."""
+"""S3, Google Cloud Storage and Azure on real servers: concurrent writers, ignored conditions, TLS, proxies and long
+lists.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,14 @@ SERVERS = {"gcs": GcsServer, "azure": AzureServer}
 
 @pytest.fixture(params=["gcs", "azure"])
 def cloud(request: pytest.FixtureRequest) -> CloudServer:
-    """A running server, and credentials for it."""
+    """Return a running server, and set credentials for it."""
     server: CloudServer = request.getfixturevalue(f"{request.param}_server")
     return server
 
 
 @pytest.fixture(params=["file", "s3", "gcs", "azure"])
 def raced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """A store on a new root. S3's server is one that creates files exclusively."""
+    """Return a store on a new root. The S3 server creates files exclusively."""
     if request.param == "s3":
         with DiskS3Server(tmp_path) as server:
             for name, value in server.environment.items():
@@ -63,7 +65,7 @@ def raced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_of_two_writers_one_wins_and_no_change_is_lost(raced: ObjectStore) -> None:
-    """Two processes put the same names at once, and count what they wrote in one object by compare-and-swap."""
+    """Two processes that put the same names and increment one object by compare-and-swap lose no update."""
     raced.put_if_absent("requests.json", b"0")
     children = [_fork_writer(raced) for _ in range(WRITERS)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * WRITERS
@@ -90,7 +92,7 @@ def _fork_writer(store: ObjectStore) -> int:
 
 
 def test_a_server_that_ignores_the_condition_is_refused(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first claim says so, and what to do. Without the proxy the same root is taken."""
+    """The first claim on a server that ignores conditions is refused; without the proxy the same root works."""
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", account_signature())
     monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
     root = cloud.new_root()
@@ -151,7 +153,7 @@ def _builder(issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePublicK
 def test_an_authority_of_ones_own_is_trusted_if_it_is_named(
     name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TLS is verified. REQUESTS_CA_BUNDLE names the authority, and the refusal says so."""
+    """A server certificate of a private authority is refused until REQUESTS_CA_BUNDLE names the authority."""
     request.getfixturevalue("google_credentials" if name == "gcs" else "azure_credentials")
     tls = write_certificates(tmp_path)
     with SERVERS[name](tmp_path, tls) as server:
@@ -166,7 +168,7 @@ def test_an_authority_of_ones_own_is_trusted_if_it_is_named(
 
 @pytest.mark.usefixtures("aws_environment")
 def test_an_authority_of_ones_own_is_trusted_for_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AWS_CA_BUNDLE names it."""
+    """A server certificate of a private authority is refused until AWS_CA_BUNDLE names the authority."""
     tls = write_certificates(tmp_path)
     with running_server(tmp_path / "server.log", "https", tls) as endpoint:
         options = StoreOptions(s3=S3Options(endpoint=endpoint, region="us-east-1"), max_attempts=1, patience_seconds=0)
@@ -181,7 +183,7 @@ def test_an_authority_of_ones_own_is_trusted_for_s3(tmp_path: Path, monkeypatch:
 def test_requests_to_s3_go_through_the_proxy_of_the_environment(
     object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Credentials and proxies are read when a client is made."""
+    """Requests to S3 use the proxy of HTTP_PROXY, which is read when a client is made."""
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     with forwarding(object_server.endpoint) as (address, seen):
@@ -194,14 +196,14 @@ def test_requests_to_s3_go_through_the_proxy_of_the_environment(
 
 @dataclass
 class Seen:
-    """The paths that a proxy has seen."""
+    """The request paths that a proxy has received."""
 
     paths: list[str]
 
 
 @contextmanager
 def forwarding(endpoint: str) -> Iterator[tuple[str, Seen]]:
-    """Run a proxy that notes the paths of requests."""
+    """Run a proxy that records the paths of requests."""
     seen = Seen([])
 
     def note(_method: str, path: str, _body: bytes) -> bool:
@@ -213,7 +215,7 @@ def forwarding(endpoint: str) -> Iterator[tuple[str, Seen]]:
 
 
 def test_requests_go_through_the_proxy_of_the_environment(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HTTP_PROXY here; HTTPS_PROXY for endpoints with TLS. NO_PROXY exempts hosts."""
+    """Requests use the proxy of HTTP_PROXY, except for the hosts in NO_PROXY."""
     store = open_store(cloud.new_root(), cloud.options)
     assert store.list("") == []  # Google's token is fetched here, because the proxy forwards to the store only
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -231,7 +233,7 @@ def test_requests_go_through_the_proxy_of_the_environment(cloud: CloudServer, mo
 
 
 def test_long_lists_come_in_pages(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page is one request, and all names come once."""
+    """A list of several pages sends one request per page and returns each name once."""
     for module in ("gcs", "azure"):
         monkeypatch.setattr(f"riffle_spark.state.objects.{module}._PAGE_NAMES", 10)
     store = open_store(cloud.new_root(), cloud.options)
@@ -245,7 +247,7 @@ def test_long_lists_come_in_pages(cloud: CloudServer, monkeypatch: pytest.Monkey
 
 
 def test_a_missing_bucket_is_named(cloud: CloudServer) -> None:
-    """By puts and by lists."""
+    """Puts and lists report a missing bucket."""
     root = re.sub(r"//riffle\b", "//not-there", cloud.new_root())
     store = open_store(root, cloud.options)
     for call in (lambda: store.put_if_absent("log/1", b"abc"), lambda: store.list("")):
@@ -253,7 +255,7 @@ def test_a_missing_bucket_is_named(cloud: CloudServer) -> None:
 
 
 def test_a_wrong_key_is_refused_and_not_repeated(azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Azurite checks signatures."""
+    """A wrong account key is refused, and the error does not repeat the key. Azurite checks signatures."""
     wrong = base64.b64encode(b"SECRETPLANTED").decode()
     monkeypatch.setenv("AZURE_STORAGE_KEY", wrong)
     store = open_store(azure_server.new_root(), replace(azure_server.options, max_attempts=1))

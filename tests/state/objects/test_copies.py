@@ -1,4 +1,4 @@
-"""Copies between two stores of one service: on files, and on real servers for S3, GCS and Azure."""
+"""Objects are copied between two stores of one service: files, S3, GCS and Azure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ["log/00000000000000000007", "delta/a b+c", "key=ü&x/é", "<tag>/'quote
 
 @pytest.fixture(params=["file", *REMOTE])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
-    """A function that opens another empty root of one service at each call."""
+    """Return a function that opens another empty root of one service at each call."""
     if request.param in SERVERS:
         server = request.getfixturevalue(SERVERS[request.param])
         return lambda: open_store(server.new_root(), server.options)
@@ -33,7 +33,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Objec
 
 
 def test_objects_are_copied_under_their_names(stores: Callable[[], ObjectStore]) -> None:
-    """Also a second time, and into a prefix; what does not exist is no error."""
+    """Objects are copied under their names, also twice; a copy of a missing object returns False."""
     source, target = stores(), stores()
     assert isinstance(target, CopyingStore)
     assert target.can_copy_from(source)
@@ -47,11 +47,11 @@ def test_objects_are_copied_under_their_names(stores: Callable[[], ObjectStore])
     assert not target.copy_from(source, "delta/absent")
     assert not target.exists("delta/absent")
     source.delete(NAMES)
-    assert {name: target.get(name) for name in NAMES} == bodies, "nothing is shared"
+    assert {name: target.get(name) for name in NAMES} == bodies, "copies do not depend on the source objects"
 
 
 def test_other_services_are_not_copied_from(tmp_path: Path) -> None:
-    """Then the bytes are read and written."""
+    """A store copies only from stores of its own service."""
     files, memory = DirectoryStore(tmp_path), MemoryStore()
     objects = S3Store("bucket", "prefix", StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:1")))
     assert not files.can_copy_from(memory)
@@ -62,10 +62,10 @@ def test_other_services_are_not_copied_from(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 class TestS3:
-    """What only S3 does."""
+    """Copies that only S3 has to test."""
 
     def test_copies_are_encrypted_as_puts_are(self, object_server: ObjectServer) -> None:
-        """The setting counts for the new object, whatever the old one has."""
+        """A copy is encrypted as the target's setting says, however the source is encrypted."""
         options = object_server.options
         encrypting = StoreOptions(
             s3=S3Options(endpoint=options.s3.endpoint, region=options.s3.region, server_side_encryption="AES256"),

@@ -1,4 +1,4 @@
-"""Buckets that demand a header of each request, by a server on loopback that refuses what lacks it."""
+"""Buckets that refuse requests without a certain header, tested with a scripted server."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ EMPTY = {"GET": b"<ListBucketResult></ListBucketResult>", "POST": b"<DeleteResul
 
 
 def success(request: Request) -> Answer:
-    """Answer a call with a success, which has nothing in it."""
+    """Answer a request with an empty success."""
     is_object = request.path.startswith("/riffle/root")
     return Answer(200, b"" if is_object else EMPTY.get(request.method, b""))
 
 
 def opened(scripted: ScriptedServer, respond: Callable[[Request], Answer], settings: Settings) -> ObjectStore:
-    """Return a store of a server, opened with settings as a job opens it."""
+    """Return a store of a scripted server, opened with settings like a job does."""
     scripted.respond = respond
     options = replace(options_of(settings.but(s3_endpoint=scripted.endpoint, s3_patience=0)), max_attempts=1)
     return open_store("s3://riffle/root", options)
 
 
 def header(request: Request, name: str) -> str | None:
-    """Return a header, whatever its case."""
+    """Return the value of a header, whatever its case."""
     return {key.lower(): value for key, value in request.headers.items()}.get(name)
 
 
 def test_a_put_has_the_checksum_that_object_lock_demands(scripted: ScriptedServer) -> None:
-    """With a default retention the bucket refuses a put without one; it is that of the body."""
+    """A put has the checksum of its body, which a bucket with a default retention demands."""
 
     def respond(request: Request) -> Answer:
         digest = base64.b64encode(hashlib.md5(request.body, usedforsecurity=False).digest()).decode()
@@ -55,13 +55,13 @@ def test_a_put_has_the_checksum_that_object_lock_demands(scripted: ScriptedServe
     assert store.put_if_absent("log/1", b"abc")
     assert store.put_if_absent("log/2", b"")
     (first, _) = scripted.seen
-    assert first.body == b"abc", "no trailer, which other servers do not know"
+    assert first.body == b"abc", "the body has no checksum trailer, which other servers do not know"
     assert header(first, "x-amz-content-sha256") == hashlib.sha256(b"abc").hexdigest(), "the payload stays signed"
 
 
 @pytest.mark.parametrize("algorithm", ["AES256", "aws:kms"])
 def test_a_put_names_the_encryption_that_a_policy_demands(scripted: ScriptedServer, algorithm: str) -> None:
-    """Other calls name none. Without the setting the remedy names it."""
+    """Only puts name the encryption that a bucket policy demands, and the remedy names the setting if it is missing."""
 
     def respond(request: Request) -> Answer:
         named = header(request, "x-amz-server-side-encryption")
@@ -77,7 +77,7 @@ def test_a_put_names_the_encryption_that_a_policy_demands(scripted: ScriptedServ
 
 
 def test_every_call_says_that_the_requester_pays(scripted: ScriptedServer) -> None:
-    """Without the setting the remedy names it, for HEAD too, which has no body."""
+    """Every request says that the requester pays, and the remedy names the setting if it is missing, also for HEAD."""
 
     def respond(request: Request) -> Answer:
         if header(request, "x-amz-request-payer") != "requester":
@@ -94,7 +94,7 @@ def test_every_call_says_that_the_requester_pays(scripted: ScriptedServer) -> No
 
 
 def test_without_these_settings_nothing_is_said_of_them(scripted: ScriptedServer) -> None:
-    """Some servers refuse headers that they do not know."""
+    """Without these settings no request has their headers, because some servers refuse unknown headers."""
     store = opened(scripted, success, Settings())
     for call in CALLS.values():
         call(store)
@@ -103,7 +103,7 @@ def test_without_these_settings_nothing_is_said_of_them(scripted: ScriptedServer
 
 
 def test_an_algorithm_without_a_key_and_a_key_exclude_each_other() -> None:
-    """Only one of them could be meant."""
+    """A KMS key and an algorithm that uses no key are refused together."""
     with pytest.raises(ConfigError, match="RIFFLE-0457") as caught:
         StoreOptions(s3=S3Options(server_side_encryption="AES256", kms_key="aws/s3"))
     assert "s3_kms_key" in caught.value.remedy

@@ -1,4 +1,4 @@
-"""What is particular to objects kept as files."""
+"""Behaviour that only objects stored as files have."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from riffle_spark.worker.member_folders import options_of
 
 
 class _Durable:
-    """What a disk has after a power loss: the bytes of files and the entries of directories when they were last synced.
-    The calls go on to the real file system.
+    """A model of a disk after a power loss: it has the bytes of files and the entries of directories as of their last
+    sync. All calls are passed on to the real file system.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class _Durable:
         self._bytes: dict[int, bytes] = {}
         self._entries: dict[Path, set[str]] = {}
         self.linked: list[tuple[Path, bytes | None]] = []
-        """Each name that was given, and the bytes that were durable then."""
+        """Each linked name with the bytes that were durable at that time."""
 
     def sync(self, file: int) -> None:
         """Sync a file or a directory."""
@@ -47,12 +47,12 @@ class _Durable:
         self._sync(file)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file another name."""
+        """Link a file to another name."""
         self.linked.append((target, self._bytes.get(source.stat().st_ino)))
         self._link(source, target)
 
     def read(self, path: Path, top: Path) -> bytes | None:
-        """Return the bytes of a file; ``None`` if they, or an entry on the way from ``top``, would be lost."""
+        """Return the durable bytes of a file, or ``None`` if they or a directory entry below ``top`` would be lost."""
         for entry in (path, *path.parents):
             if entry == top:
                 return self._bytes.get(path.stat().st_ino)
@@ -62,28 +62,28 @@ class _Durable:
 
 
 class TestDirectory:
-    """What is particular to files."""
+    """Objects that are stored as files."""
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
-        """A root that is not there yet."""
+        """Return the path of a root that does not exist yet."""
         return tmp_path / "root"
 
     @pytest.fixture
     def store(self, root: Path) -> ObjectStore:
-        """A store on it."""
+        """Return a store on this root."""
         return open_store(f"file://{root}")
 
     def test_an_object_is_a_file_of_its_name(self, store: ObjectStore, root: Path) -> None:
-        """State can be read without us."""
+        """An object is a file with the object's name, so that state can be read without riffle."""
         store.put_if_absent("totals/key_group=0042/snapshot/7", b"abc")
         assert (root / "totals/key_group=0042/snapshot/7").read_bytes() == b"abc"
 
     def test_a_put_is_durable_before_it_returns(
         self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A power loss right after a put loses nothing: the file's bytes were synced before it had its name, and so was
-        then the entry in each directory down to it, with those that the put has made.
+        """A put syncs the file's bytes before it links the name, and then each directory on the way, so that a power
+        loss right after the put loses nothing.
         """
         disk = _Durable()
         monkeypatch.setattr(os, "fsync", disk.sync)
@@ -91,13 +91,13 @@ class TestDirectory:
         for name in ("log/1", "totals/key_group=0042/snapshot/7", "log/2"):
             assert store.put_if_absent(name, name.encode())
             assert disk.read(root / name, root.parent) == name.encode()
-            assert disk.linked[-1] == (root / name, name.encode()), "a name never shows bytes that may be lost"
+            assert disk.linked[-1] == (root / name, name.encode()), "the bytes are durable before the name exists"
 
     def test_a_replaced_object_is_durable_before_the_call_returns(
         self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Requests and the status are replaced: the new bytes are synced before they get the name, and the folder after
-        that. Otherwise a power loss could bring back requests that were answered.
+        """A replacement syncs the new bytes before the rename and the folder after it, so that a power loss does not
+        bring back answered requests.
         """
         store.put_if_absent("requests.json", b"first")
         stored = store.get_if_changed("requests.json")
@@ -123,8 +123,8 @@ class TestDirectory:
     def test_a_name_that_is_taken_is_durable_before_that_is_told(
         self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Another process has made it just now, and its machine, or ours, may go down before it has synced: who goes on
-        from what it found has synced all directories above.
+        """A put that finds its name taken syncs all directories above, because the process that wrote the name may
+        crash before it syncs them.
         """
         store.put_if_absent("log/1", b"another's")
         synced: list[Path] = []
@@ -133,7 +133,7 @@ class TestDirectory:
         assert synced == [root / "log", root]
 
     def test_what_a_crash_left_is_never_listed_and_goes_after_a_day(self, store: ObjectStore, root: Path) -> None:
-        """A write that was cut short is no object; a young one may still be under way and stays."""
+        """A write that a crash cut off is never listed, and is removed after a day."""
         store.put_if_absent("log/1", b"abc")
         old, young = root / ".unfinished/old", root / ".unfinished/young"
         for leftover in (old, young):
@@ -144,7 +144,7 @@ class TestDirectory:
         assert (old.exists(), young.exists()) == (False, True)
 
     def test_empty_directories_go_with_their_last_object(self, store: ObjectStore, root: Path) -> None:
-        """A million versions do not leave a million directories."""
+        """A delete removes directories that become empty, except the root."""
         store.put_if_absent("delta/1/a", b"")
         store.put_if_absent("delta/2/a", b"")
         store.delete(["delta/1/a"])
@@ -154,7 +154,7 @@ class TestDirectory:
         assert not (root / "delta").exists()
 
     def test_puts_and_deletes_of_one_directory_do_not_disturb_each_other(self, store: ObjectStore) -> None:
-        """A put does not fail because a delete has just taken its directory away."""
+        """A put does not fail if a concurrent delete removes its directory."""
 
         def come_and_go(thread: int) -> bool:
             names = [f"delta/1/{thread}-{number}" for number in range(60)]
@@ -170,7 +170,7 @@ class TestDirectory:
         assert store.list("") == []
 
     def test_processes_exclude_each_other(self, store: ObjectStore, root: Path) -> None:
-        """Of three processes that put the same fifty names, one alone is told that it wrote each."""
+        """Of three processes that put the same fifty names, exactly one gets True for each name."""
         program = (
             "import sys; from riffle_spark.state.objects.open import open_store\n"
             "store = open_store(sys.argv[1]); input()\n"
@@ -190,7 +190,7 @@ class TestDirectory:
         assert {n: int(store.get(f"log/{n}") or b"") for n in range(50)} == won
 
     def test_a_file_in_the_way_is_a_wrong_root(self, root: Path) -> None:
-        """A root that cannot be a directory is refused with its name, not with a traceback of the file system."""
+        """A root whose path contains a file is refused with its name."""
         root.write_bytes(b"")
         with pytest.raises(ConfigError, match="RIFFLE-0424") as caught:
             open_store(f"file://{root}/below").put_if_absent("log/1", b"")
@@ -198,7 +198,7 @@ class TestDirectory:
         assert caught.value.remedy
 
     def test_a_name_that_is_a_directory_is_refused(self, store: ObjectStore) -> None:
-        """A put never says that an object was there where there is only a directory."""
+        """A put to a name that is a directory is refused, and a get of it returns nothing."""
         store.put_if_absent("log/1", b"")
         with pytest.raises(ConfigError):
             store.put_if_absent("log", b"")
@@ -207,7 +207,7 @@ class TestDirectory:
 
     @pytest.mark.parametrize("length", [1 << 29, 1 << 62, 1 << 63])
     def test_a_range_takes_no_more_room_than_there_are_bytes(self, store: ObjectStore, length: int) -> None:
-        """Records are asked for by the most that one may be, parts by what a record says of them: anything."""
+        """A read of a huge range allocates only as much memory as the object has bytes."""
         store.put_if_absent("log/1", b"abc")
         tracemalloc.start()
         try:
@@ -217,7 +217,7 @@ class TestDirectory:
             tracemalloc.stop()
 
     def test_a_full_disk_leaves_no_object(self, store: ObjectStore) -> None:
-        """Bytes that do not fit are an error that says so, and are not listed; smaller ones still go in."""
+        """A put that does not fit on the disk raises an error and lists no object, and a smaller put succeeds."""
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
         try:
@@ -231,41 +231,43 @@ class TestDirectory:
 
     @pytest.mark.parametrize("root", ["/proc/nobody-makes-this", "/proc/nobody-makes-this/root", "/dev/null/root"])
     def test_a_root_that_cannot_be_made_is_refused(self, root: str) -> None:
-        """No other try would do better, so it is not told as a store that fails."""
+        """A root that cannot be created raises RefusedError, because a retry cannot help."""
         with pytest.raises(RefusedError, match="RIFFLE-0424") as caught:
             open_store(f"file://{root}").put_if_absent("log/1", b"abc")
         assert "`root`" in caught.value.remedy
 
 
 class TestMode:
-    """Who may read and write the files of a root."""
+    """The permissions of files and folders in a root."""
 
     @pytest.fixture(params=[0o022, 0o077], autouse=True)
     def umask(self, request: pytest.FixtureRequest) -> Iterator[int]:
-        """The umask of the process."""
+        """Set the umask of the process."""
         before = os.umask(request.param)
         yield request.param
         os.umask(before)
 
     def test_it_is_what_the_umask_leaves(self, tmp_path: Path, umask: int) -> None:
-        """Without the setting."""
+        """Without `root_file_mode` files and folders have the permissions that the umask leaves."""
         open_store(f"file://{tmp_path}/root").put_if_absent("log/1", b"abc")
         assert _mode(tmp_path / "root/log/1") == 0o666 & ~umask
         assert _mode(tmp_path / "root/log") == 0o777 & ~umask
 
-    @pytest.mark.parametrize(("said", "folders"), [("0640", 0o750), ("0600", 0o700), ("660", 0o770), ("0664", 0o775)])
-    def test_it_can_be_set(self, tmp_path: Path, said: str, folders: int, umask: int) -> None:
-        """Whatever the umask; who may read files may enter folders. What is above the root keeps the umask's."""
-        options = options_of(Settings(root_file_mode=said))
+    @pytest.mark.parametrize(("mode", "folders"), [("0640", 0o750), ("0600", 0o700), ("660", 0o770), ("0664", 0o775)])
+    def test_it_can_be_set(self, tmp_path: Path, mode: str, folders: int, umask: int) -> None:
+        """With `root_file_mode` files have this mode whatever the umask, folders add execute bits for readers, and
+        folders above the root keep the umask's mode.
+        """
+        options = options_of(Settings(root_file_mode=mode))
         store = pickle.loads(pickle.dumps(open_store(f"file://{tmp_path}/above/root", options)))
         assert store.put_if_absent("totals/1/a", b"abc")
         root = tmp_path / "above/root"
-        assert _mode(root / "totals/1/a") == int(said, 8)
+        assert _mode(root / "totals/1/a") == int(mode, 8)
         assert {_mode(root / folder) for folder in (".", ".unfinished", "totals", "totals/1")} == {folders}
         assert _mode(root.parent) == 0o777 & ~umask
 
     def test_the_lock_has_it_too(self, tmp_path: Path) -> None:
-        """Other users who may read the root replace objects, such as the status and the requests of operators."""
+        """The lock file has `root_file_mode` too, so that other users can replace objects."""
         store = open_store(f"file://{tmp_path}/root", options_of(Settings(root_file_mode="0660")))
         store.put_if_absent("status.json", b"old")
         tagged = store.get_if_changed("status.json")
@@ -273,11 +275,11 @@ class TestMode:
         assert store.replace_if_unchanged("status.json", b"new", tagged.tag)
         assert _mode(tmp_path / "root/.lock") == 0o660
 
-    @pytest.mark.parametrize("said", ["0755", "0400", "rw-r-----", 640, True])
-    def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, said: object) -> None:
-        """Nobody executes state, and its owner reads and writes it."""
+    @pytest.mark.parametrize("mode", ["0755", "0400", "rw-r-----", 640, True])
+    def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, mode: object) -> None:
+        """A mode with execute bits, or without read and write for the owner, is refused."""
         with pytest.raises(ConfigError, match="RIFFLE-0249") as caught:
-            Settings(root_file_mode=said)  # type: ignore[arg-type]
+            Settings(root_file_mode=mode)  # type: ignore[arg-type]
         assert "root_file_mode" in caught.value.where
 
 
@@ -287,7 +289,7 @@ def _mode(path: Path) -> int:
 
 @pytest.mark.parametrize("read", ["get", "copy_to"])
 def test_a_fifo_with_the_name_of_an_object_does_not_block(tmp_path: Path, read: str) -> None:
-    """Who may write to the root can put one there: it is refused as what is no object."""
+    """A FIFO with the name of an object is refused instead of blocking the reader."""
     os.mkfifo(tmp_path / "record")
     store = DirectoryStore(tmp_path)
     with pytest.raises(RefusedError, match="RIFFLE-0424"):

@@ -1,4 +1,4 @@
-"""Keys and what they encrypt: texts, sources, frames, places."""
+"""Encryption keys: their texts and sources, the frames of encrypted parts, and the places that frames authenticate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def keys(*lines: str, unwrap: Callable[[bytes], bytes] = bytes, source: str = "f
 
 
 def refused(lines: list[str]) -> str:
-    """Return what is said of keys that are none."""
+    """Return the error text for invalid keys."""
     with pytest.raises(ConfigError) as caught:
         keys(*lines)
     return str(caught.value)
@@ -59,7 +59,7 @@ def refused(lines: list[str]) -> str:
 
 @given(st.binary(max_size=300), st.sampled_from([PLACE, *OTHERS]), st.sampled_from([PLACE, *OTHERS]))
 def test_a_part_decrypts_in_its_own_place_only(data: bytes, place: Place, other: Place) -> None:
-    """Property: a part decrypts only for the kind, store, key-group, version and attempt it was encrypted for."""
+    """Property: a part decrypts only for the kind, store, key-group, version and attempt for which it was encrypted."""
     known = keys(f"a = {ONE}")
     sealed = known.new_encryption()(data, place)
     assert bytes(known.decrypt(sealed, place, "here")) == data
@@ -70,7 +70,9 @@ def test_a_part_decrypts_in_its_own_place_only(data: bytes, place: Place, other:
 
 
 def test_frames_of_version_1_are_read() -> None:
-    """They decrypt in the place that version 1 authenticates. A frame of one version does not pass for the other."""
+    """Frames of version 1 decrypt in the place that version 1 authenticates, and frames of one version are refused as
+    the other.
+    """
     old = framed_parts.framed(b"row", frame=1)
     assert (frame_version(old), bytes(framed_parts.KEYS.decrypt(old, framed_parts.PLACE, "here"))) == (1, b"row")
     relabelled = [b"RFE2" + old[4:], b"RFE1" + framed_parts.framed(b"row")[4:]]
@@ -82,8 +84,8 @@ def test_frames_of_version_1_are_read() -> None:
 
 @given(st.binary(max_size=99), st.sampled_from(LISTS), st.sampled_from(LISTS))
 def test_a_beginning_tells_whether_a_part_can_be_read(data: bytes, wrote: list[str], reading: list[str]) -> None:
-    """Property: a part is read by a list of keys, as its first bytes tell, exactly if it opens; what came in part, or
-    begins as no part does, is not judged.
+    """Property: the first bytes of a part tell whether a list of keys can decrypt it. Unfinished files and files that
+    do not start like a part count as readable.
     """
     sealed, known = keys(*wrote).new_encryption()(b"\xff" * 99 + data, PLACE), keys(*reading)
     try:
@@ -99,7 +101,7 @@ def test_a_beginning_tells_whether_a_part_can_be_read(data: bytes, wrote: list[s
 
 @given(st.data())
 def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) -> None:
-    """Property: a part with a flipped bit, or that was cut short, never opens, and raises one of our errors."""
+    """Property: a part with a flipped bit or missing bytes raises one of riffle's errors."""
     known = keys(f"a = {ONE}")
     sealed = bytearray(known.new_encryption()(b"a row of another user", PLACE))
     if data.draw(st.booleans()):
@@ -111,7 +113,7 @@ def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) 
 
 
 def test_equal_parts_are_encrypted_to_other_bytes() -> None:
-    """Two parts of one delta, and those of two, have nothing in common but their header's beginning."""
+    """Equal parts of one or two deltas are encrypted to different bytes."""
     seal = keys(f"a = {ONE}").new_encryption()
     some = [seal(b"row", PLACE), seal(b"row", PLACE), keys(f"a = {ONE}").new_encryption()(b"row", PLACE)]
     assert len({part[-20:] for part in some}) == 3
@@ -119,7 +121,7 @@ def test_equal_parts_are_encrypted_to_other_bytes() -> None:
 
 
 def test_the_last_key_writes_and_all_read() -> None:
-    """Parts of older keys stay readable, new parts get the last key, and errors name a missing or a wrong key."""
+    """Parts of older keys stay readable, new parts use the last key, and errors name a missing or wrong key."""
     before, now = keys(f"a = {ONE}"), keys("# of July", f"a={ONE}", f" b = {OTHER} ", "")
     old, new = before.new_encryption()(b"row", PLACE), now.new_encryption()(b"row", PLACE)
     assert (key_id_of(old), key_id_of(new)) == ("a", "b")
@@ -131,7 +133,7 @@ def test_the_last_key_writes_and_all_read() -> None:
 
 
 def test_plain_parts_are_read_where_they_are_listed() -> None:
-    """Without the line ``plain`` a part that is not encrypted is refused; with it as the last one nothing is."""
+    """Unencrypted parts are read only if `plain` is listed, and written if `plain` is the last line."""
     with pytest.raises(ConfigError, match="RIFFLE-0428"):
         keys(f"a = {ONE}").decrypt(b"row", PLACE, "there")
     assert keys(PLAIN, f"a = {ONE}").decrypt(b"row", PLACE, "there") == b"row"
@@ -142,28 +144,28 @@ def test_plain_parts_are_read_where_they_are_listed() -> None:
 
 
 def test_a_key_is_told_by_more_than_its_id() -> None:
-    """A process with other bytes under the id of the key that it is told to write with does not write, nor one that is
-    told an id alone; a log of before, which has ids alone, goes with any key of that id.
+    """A process refuses to write with a key that has the requested id but other bytes, or if only the id is given. A
+    log of an earlier version, which stores only ids, accepts any key of that id.
     """
-    one, other = keys(f"a = {ONE}"), keys(f"a = {OTHER}", f"b = {ONE}")
-    assert one.write_key.startswith("a/")
-    assert len(one.write_key) == len("a/") + 16
-    assert keys(f"a = {ONE}", f"b = {OTHER}").with_write_key(one.write_key).writes == "a"
-    for told in (one.write_key, "a", "a/", "b"):
+    first, other = keys(f"a = {ONE}"), keys(f"a = {OTHER}", f"b = {ONE}")
+    assert first.write_key.startswith("a/")
+    assert len(first.write_key) == len("a/") + 16
+    assert keys(f"a = {ONE}", f"b = {OTHER}").with_write_key(first.write_key).writes == "a"
+    for write_key in (first.write_key, "a", "a/", "b"):
         with pytest.raises(ConfigError, match="RIFFLE-0426"):
-            other.with_write_key(told)
+            other.with_write_key(write_key)
     with pytest.raises(ConfigError, match="RIFFLE-0440"):
-        other.with_write_key("c/" + one.write_key[2:])
+        other.with_write_key("c/" + first.write_key[2:])
     with pytest.raises(ConfigError, match="RIFFLE-0468"):
-        check_encryption_key(with_encryption_key({}, one.write_key), keys(f"a = {OTHER}").write_key, "root")
-    for stored in ("", "a", PLAIN, other.write_key, one.write_key):
-        check_encryption_key(with_encryption_key({}, stored), one.write_key, "root")
+        check_encryption_key(with_encryption_key({}, first.write_key), keys(f"a = {OTHER}").write_key, "root")
+    for stored in ("", "a", PLAIN, other.write_key, first.write_key):
+        check_encryption_key(with_encryption_key({}, stored), first.write_key, "root")
 
 
 @pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])
 @pytest.mark.parametrize("comment", [f"# retired, b = {OTHER}", "# until July, plain", f"# a,plain,b={OTHER}"])
 def test_a_comment_lists_nothing(comment: str, source: str) -> None:
-    """A comma in it begins no key, and does not let parts in plain in, wherever it stands."""
+    """A comment adds no key and does not allow unencrypted parts, wherever it is and whatever it contains."""
     for lines in ([comment, f"a = {ONE}"], [f"a = {ONE}", comment], [f"a = {ONE}  {comment}"]):
         known = keys(*lines, source=source)
         assert repr(known) == "Keys(a; a writes)"
@@ -172,7 +174,7 @@ def test_a_comment_lists_nothing(comment: str, source: str) -> None:
 
 
 def test_commas_part_keys_in_variables_alone() -> None:
-    """A line of a file is one key; what is wrong is counted in lines, in variables too."""
+    """Commas separate keys only in variables, and errors count lines in files and variables."""
     assert "The key in line 2" in refused(["# of July, plain", f"a = {ONE}, b = {OTHER}"])
     with pytest.raises(ConfigError, match="RIFFLE-0433"):
         keys(f"a = {ONE}, b = {OTHER}", "c = x!", source="env:KEYS")
@@ -184,20 +186,20 @@ def test_commas_part_keys_in_variables_alone() -> None:
      [f"a = {ONE}", f"a = {OTHER}"], [f"plain = {ONE}"], [f"{'a' * 65} = {ONE}"]],
 )  # fmt: skip
 def test_texts_that_are_no_keys_are_refused_without_being_repeated(lines: list[str]) -> None:
-    """What is wrong is said by line or id, and nothing of a key is repeated."""
+    """Invalid key texts are refused by line or id, without any part of a key in the error."""
     assert ONE[:12] not in refused(lines)
 
 
 def test_keys_show_their_ids_alone_and_go_into_no_message() -> None:
-    """Neither their text nor a pickle has anything of them."""
+    """The text of keys shows only their ids, and keys cannot be pickled."""
     assert repr(keys(f"a = {ONE}", f"b = {OTHER}")) == "Keys(a, b; b writes)"
     with pytest.raises(TypeError, match="never pickled"):
         pickle.dumps(keys(f"a = {ONE}"))
 
 
 def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is read by its path or URL, a variable by its name; what is not there, or names nothing, is refused, and a
-    key that stands in the setting itself is not repeated.
+    """Key sources are files, URLs of files and variables. A missing source is refused, and an error never repeats a key
+    that was written into the setting itself.
     """
     (tmp_path / "keys").write_text(f"a = {ONE}\n")
     monkeypatch.setenv("KEYS_OF_THIS_TEST", f"a={ONE},b={OTHER}")
@@ -212,7 +214,7 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("key", [ONE, ONE.rstrip("="), f"a={ONE}", "01" * 32, "ab" * 32, ""])
 @pytest.mark.parametrize("before", ["", "env:", "file:", "file:/", "file://", "kms:"])
 def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -> None:
-    """Whoever writes it into the setting itself is told so, and neither the key nor half of it."""
+    """A key that is written into the setting itself is refused without repeating the key or half of it."""
     with pytest.raises(ConfigError) as caught:
         read_key_source(before + key)
     assert not key or key[-20:] not in str(caught.value)
@@ -220,7 +222,7 @@ def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -
 
 
 def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path: Path) -> None:
-    """Some editors write one, which nobody sees; text of other encodings is refused as none."""
+    """A byte order mark at the start of a key file is ignored, and files that are not UTF-8 are refused."""
     (tmp_path / "keys").write_bytes(f"a = {ONE}\r\nb = {OTHER}\r\n".encode("utf-8-sig"))
     assert repr(keys(read_key_source(f"file:{tmp_path}/keys"))) == "Keys(a, b; b writes)"
     (tmp_path / "keys").write_bytes(f"a = {ONE}\n".encode("utf-16"))
@@ -232,24 +234,24 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path
 def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: int
 ) -> None:
-    """Once a process, with its path and the remedy; the keys are taken all the same."""
+    """A key file that everybody can read logs one warning per process with the path and the remedy, and is used."""
     (tmp_path / "keys").write_text(f"a = {ONE}\n")
     (tmp_path / "keys").chmod(mode)
     for _ in range(3):
         assert read_key_source(f"file:{tmp_path}/keys") == f"a = {ONE}\n"
     assert len(caplog.messages) == warned
-    assert all(f"{tmp_path}/keys" in said and "chmod o-r" in said for said in caplog.messages)
+    assert all(f"{tmp_path}/keys" in message and "chmod o-r" in message for message in caplog.messages)
     assert ONE not in caplog.text
 
 
 def test_a_path_that_is_none_is_refused() -> None:
-    """A path with a NUL in it is an error of ours, too."""
+    """A path with a NUL byte is refused with riffle's error."""
     with pytest.raises(ConfigError, match="RIFFLE-0437"):
         read_key_source("file:/keys\0")
 
 
 def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapped key is what KMS answers; its refusal and its silence are errors of ours that repeat nothing of it."""
+    """A wrapped key is decrypted by KMS, and a refusal, an invalid answer or throttling is an error without the key."""
     for name, value in (("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_MAX_ATTEMPTS", "1")):
         monkeypatch.setenv(name, value)
     answer = json.dumps({"KeyId": "k", "Plaintext": ONE, "EncryptionAlgorithm": "SYMMETRIC_DEFAULT"}).encode()

@@ -1,4 +1,4 @@
-"""What every object store promises: in memory, on files, and on real servers for S3, GCS and Azure."""
+"""The contract of every object store: memory, files, S3, GCS and Azure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMOTE = [pytest.param(name, marks=pytest.mark.cluster) for name in ("s3", "gcs"
 
 @pytest.fixture(params=["memory", "file", *REMOTE])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
-    """A function that opens the same, at first empty, root anew at each call."""
+    """Return a function that opens the same root at each call. The root is empty at first."""
     if request.param in SERVERS:
         server = request.getfixturevalue(SERVERS[request.param])
         url, options = server.new_root(), server.options
@@ -42,12 +42,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Objec
 
 @pytest.fixture
 def store(opened: Callable[[], ObjectStore]) -> ObjectStore:
-    """A store on an empty root."""
+    """Return a store on an empty root."""
     return opened()
 
 
 def is_kept(store: ObjectStore, name: str) -> bool:
-    """Return whether a store keeps a name as it is."""
+    """Return whether a store keeps a name unchanged."""
     return "\\" not in name or not isinstance(store, AzureStore)
 
 
@@ -59,7 +59,7 @@ class TestEveryStore:
     """The contract of ``ObjectStore``."""
 
     def test_folders_are_listed_without_what_is_in_them(self, store: ObjectStore) -> None:
-        """Each folder once, below the root and below a folder; objects are left out."""
+        """Each folder below the root or a folder is listed once, without objects and nested folders."""
         assert list(store.list_folders()) == []
         for name in ("status.json", "log/1", "log/2", "query=a b/log/1", "query=a b/delta/7/x", "z/y/x"):
             store.put_if_absent(name, BODY)
@@ -69,19 +69,19 @@ class TestEveryStore:
 
     @pytest.mark.parametrize("size", [0, 1, 10_000_000])
     def test_an_object_is_read_as_it_was_written(self, store: ObjectStore, size: int) -> None:
-        """Bytes come back whole, whether there are none or ten million."""
+        """An object of zero, one or ten million bytes is read as it was written."""
         data = (BODY * (size // 256 + 1))[:size]
         assert store.put_if_absent("log/1", data)
         assert store.get("log/1") == data
 
     def test_the_first_put_wins(self, opened: Callable[[], ObjectStore]) -> None:
-        """A second put of a name says so and changes nothing, whoever sends it."""
+        """A second put of a name returns False and changes nothing, whichever store sends it."""
         assert opened().put_if_absent("log/1", b"first")
         assert not opened().put_if_absent("log/1", b"second")
         assert opened().get("log/1") == b"first"
 
     def test_a_missing_object_is_no_error(self, store: ObjectStore) -> None:
-        """On an empty root nothing is found, and nothing is raised."""
+        """Calls on an empty root find nothing and raise no error."""
         assert store.get("log/1") is None
         assert store.get("log/1", 5, 0) is None
         assert not store.exists("log/1")
@@ -94,42 +94,42 @@ class TestEveryStore:
         [(0, 1), (0, 256), (0, 999), (3, 4), (255, 1), (250, 99), (7, None), (256, None), (300, 5), (4, 0)],
     )  # fmt: skip
     def test_a_range_is_a_slice(self, store: ObjectStore, start: int, length: int | None) -> None:
-        """A ranged get returns what slicing the object would."""
+        """A ranged get returns the slice of the object."""
         store.put_if_absent("delta/1", BODY)
         assert store.get("delta/1", start, length) == BODY[start : None if length is None else start + length]
 
     @pytest.mark.parametrize(("start", "length"), [(0, 700_000), (3, 300_000), (699_999, 5), (700_000, 1), (9, 0)])
     def test_a_range_is_copied_in_pieces(self, store: ObjectStore, start: int, length: int) -> None:
-        """What is written piece by piece is what a get returns, and its length is told."""
+        """A range that is copied piece by piece equals the range of a get, and the copy returns its length."""
         data = (BODY * 2735)[:700_000]
         store.put_if_absent("snap/1", data)
         pieces: list[bytes] = []
-        wanted = data[start : start + length]
-        assert store.copy_to("snap/1", start, length, pieces.append) == len(wanted)
-        assert b"".join(pieces) == wanted
+        expected = data[start : start + length]
+        assert store.copy_to("snap/1", start, length, pieces.append) == len(expected)
+        assert b"".join(pieces) == expected
 
     def test_a_copy_of_a_missing_object_writes_nothing(self, store: ObjectStore) -> None:
-        """As with a get, a missing object is no error."""
+        """A copy of a missing object returns None and writes nothing."""
         pieces: list[bytes] = []
         assert store.copy_to("snap/1", 0, 9, pieces.append) is None
         assert store.copy_to("snap/1", 0, 0, pieces.append) is None
         assert pieces == []
 
     def test_what_writing_raises_comes_out_of_a_copy(self, store: ObjectStore) -> None:
-        """A disk that refuses is no trouble of the store's: nothing is asked for again."""
+        """An error of the writer ends a copy without another request."""
         store.put_if_absent("snap/1", BODY)
         with pytest.raises(MemoryError):
             store.copy_to("snap/1", 0, 256, _refuse)
         assert store.requests["get"] == 1
 
     def test_a_range_of_an_empty_object_is_empty(self, store: ObjectStore) -> None:
-        """An object without bytes is there, and has no bytes in any range."""
+        """Every range of an empty object is empty, and the object exists."""
         store.put_if_absent("delta/1", b"")
         assert store.exists("delta/1")
         assert [store.get("delta/1"), store.get("delta/1", 0, 9), store.get("delta/1", 9)] == [b"", b"", b""]
 
     def test_list_returns_the_names_with_a_prefix_in_order(self, store: ObjectStore) -> None:
-        """A prefix may end anywhere; names come sorted as strings, not folder by folder."""
+        """A list returns all names with any prefix, sorted as strings."""
         names = ["a", "ab/c", "ab/c-d", "ab-c", "b/1/2/3", "b/1/20", "b/10"]
         for name in reversed(names):
             store.put_if_absent(name, b"")
@@ -137,7 +137,7 @@ class TestEveryStore:
             assert store.list(prefix) == sorted(name for name in names if name.startswith(prefix)), prefix
 
     def test_names_may_hold_any_printable_character(self, store: ObjectStore) -> None:
-        """Signs that mean something in URLs or XML are only signs. Azure alone cannot keep a backslash."""
+        """Names may contain characters that are special in URLs or XML. Only Azure cannot keep a backslash."""
         names = [name for name in STRANGE_NAMES if is_kept(store, name)]
         for name in names:
             assert store.put_if_absent(name, name.encode())
@@ -147,7 +147,7 @@ class TestEveryStore:
         assert store.list("") == []
 
     def test_a_deleted_name_is_free(self, store: ObjectStore) -> None:
-        """Delete removes what is named and nothing else, and a put may then take the name."""
+        """A delete removes only the given names, and a deleted name can be put again."""
         for name in ("log/1", "log/2", "log/20"):
             store.put_if_absent(name, b"old")
         store.delete(["log/2", "log/3", "log/2"])
@@ -157,7 +157,7 @@ class TestEveryStore:
 
     @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "..", "../a", "a/../../b", "a/.b", "a\nb", "a\0b"])
     def test_a_name_that_could_leave_the_root_is_refused(self, store: ObjectStore, name: str) -> None:
-        """Every call checks names, and a refused call sends nothing."""
+        """Every call refuses a name that could leave the root, and sends no request."""
         calls: list[Callable[[], object]] = [
             lambda: store.put_if_absent(name, b""),
             lambda: store.get(name),
@@ -172,12 +172,12 @@ class TestEveryStore:
 
     @pytest.mark.parametrize(("start", "length"), [(-1, None), (0, -1), (-1, 2)])
     def test_a_negative_range_is_refused(self, store: ObjectStore, start: int, length: int | None) -> None:
-        """Ranges do not count from the end."""
+        """A negative start or length is refused."""
         with pytest.raises(ConfigError):
             store.get("log/1", start, length)
 
     def test_every_call_is_one_counted_request(self, store: ObjectStore) -> None:
-        """One call, found or not, is one request of its kind."""
+        """Every call counts one request of its kind, whether it finds an object or not."""
         for _ in range(2):
             store.put_if_absent("log/1", b"abc")
         for name in ("log/1", "log/2", "log/3"):
@@ -191,7 +191,7 @@ class TestEveryStore:
         assert store.requests == {"put": 2, "get": 3, "head": 4, "list": 1, "delete": deletes}
 
     def test_a_pickled_store_reaches_the_same_objects(self, store: ObjectStore) -> None:
-        """A pickle is small, is the same place elsewhere, and counts from zero."""
+        """A pickled store is small, reaches the same objects, and starts to count from zero."""
         store.put_if_absent("log/1", b"abc")
         pickled = pickle.dumps(store)
         copy: ObjectStore = pickle.loads(pickled)
@@ -201,7 +201,7 @@ class TestEveryStore:
         assert store.requests["get"] == 0
 
     def test_threads_share_a_store(self, store: ObjectStore) -> None:
-        """Many threads at once lose no object and no count."""
+        """Concurrent threads lose no object and no count."""
         names = [f"delta/{number}" for number in range(40)]
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(lambda name: store.put_if_absent(name, name.encode()), names))
@@ -211,9 +211,9 @@ class TestEveryStore:
     def test_of_many_puts_at_once_one_wins(
         self, opened: Callable[[], ObjectStore], request: pytest.FixtureRequest
     ) -> None:
-        """One caller alone is told that it wrote, and its bytes are there."""
+        """Exactly one of many concurrent puts returns True, and its bytes are stored."""
         if "s3" in request.node.callspec.id:
-            pytest.skip("the test server looks and writes in two steps; S3 itself does it in one")
+            pytest.skip("the test server checks and writes in two steps, S3 in one")
         stores = [opened() for _ in range(8)]
         for number in range(25):
             name = f"log/{number}"
@@ -224,10 +224,10 @@ class TestEveryStore:
 
 
 class TestReplacedObjects:
-    """The part of the contract for the few objects that are replaced: reads with a tag, and compare-and-swap."""
+    """The contract for the few objects that are replaced: reads with a tag, and compare-and-swap."""
 
     def test_an_object_is_read_with_its_tag_and_then_only_if_it_changed(self, store: ObjectStore) -> None:
-        """An unchanged object has no bytes the second time. A missing object has neither tag nor bytes."""
+        """A conditional read of an unchanged object returns no bytes, and of a missing object returns None."""
         assert store.get_if_changed("requests.json") is None
         assert store.get_if_changed("requests.json", "some tag") is None
         store.put_if_absent("requests.json", b"first")
@@ -245,7 +245,7 @@ class TestReplacedObjects:
         assert store.get("requests.json") == b"second"
 
     def test_only_the_tag_that_was_read_may_be_replaced(self, opened: Callable[[], ObjectStore]) -> None:
-        """A second writer with the same tag, and a writer of an object that was deleted, change nothing."""
+        """A replacement with an outdated tag, or of a deleted object, changes nothing."""
         opened().put_if_absent("requests.json", b"first")
         read = opened().get_if_changed("requests.json")
         assert read is not None
@@ -259,7 +259,7 @@ class TestReplacedObjects:
         assert opened().list("") == []
 
     def test_every_call_is_one_counted_request(self, store: ObjectStore) -> None:
-        """Whether the object is absent, unchanged or changed, and whether it is replaced or not."""
+        """Conditional reads and replacements count one request each, whatever their outcome."""
         store.get_if_changed("requests.json")
         store.put_if_absent("requests.json", b"first")
         read = store.get_if_changed("requests.json")
@@ -271,7 +271,7 @@ class TestReplacedObjects:
 
     @pytest.mark.parametrize("name", ["", "/a", "../a", "a/.b"])
     def test_a_name_that_could_leave_the_root_is_refused(self, store: ObjectStore, name: str) -> None:
-        """As by all other calls, and nothing is sent."""
+        """Conditional reads and replacements refuse a name that could leave the root, and send no request."""
         calls: list[Callable[[], object]] = [
             lambda: store.get_if_changed(name),
             lambda: store.replace_if_unchanged(name, b"", "tag"),
@@ -284,9 +284,9 @@ class TestReplacedObjects:
     def test_of_many_replacements_at_once_one_wins(
         self, opened: Callable[[], ObjectStore], request: pytest.FixtureRequest
     ) -> None:
-        """Eight writers replace the same bytes: one of them succeeds, and its bytes are stored."""
+        """Exactly one of eight concurrent replacements succeeds, and its bytes are stored."""
         if "s3" in request.node.callspec.id:
-            pytest.skip("the test server looks and writes in two steps; test_cloud_servers has one that does not")
+            pytest.skip("the test server checks and writes in two steps; test_cloud_servers uses one that does not")
         stores = [opened() for _ in range(8)]
         stores[0].put_if_absent("requests.json", b"start")
         for _ in range(10):
@@ -307,7 +307,7 @@ class TestReplacedObjects:
 
 @pytest.fixture
 def forked(opened: Callable[[], ObjectStore], request: pytest.FixtureRequest) -> ObjectStore:
-    """A store whose objects another process can see."""
+    """Return a store whose objects another process can see."""
     if "memory" in request.node.callspec.id:
         pytest.skip("memory is not shared between processes")
     return opened()
@@ -315,7 +315,7 @@ def forked(opened: Callable[[], ObjectStore], request: pytest.FixtureRequest) ->
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_store_works_on_both_sides_of_a_fork(forked: ObjectStore) -> None:
-    """A child that inherits a used store can go on with it, and so can the parent at the same time."""
+    """A forked child and its parent can use an opened store at the same time."""
     forked.put_if_absent("log/0", b"before")
     child = os.fork()
     if child == 0:
@@ -330,7 +330,7 @@ def test_a_store_works_on_both_sides_of_a_fork(forked: ObjectStore) -> None:
 
 @pytest.mark.cluster
 def test_more_than_a_thousand_objects_are_listed_and_deleted_in_pages(object_server: ObjectServer) -> None:
-    """S3 gives and takes a thousand names at a time; two pages are two requests."""
+    """S3 lists and deletes a thousand names per request, so 1,001 names take two requests."""
     store = open_store(object_server.new_root(), object_server.options)
     names = sorted(f"delta/{number}" for number in range(1001))
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""Which URLs name a root, and what it is called in folder names."""
+"""URLs of roots and the ids that folder names contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riffle_spark.state.objects.open import masked, normalised, open_store, root
 
 
 class TestRoots:
-    """Which URLs name a root."""
+    """URLs of roots."""
 
     @pytest.mark.parametrize(
         "url",
@@ -24,7 +24,7 @@ class TestRoots:
          "abfss://a:b@account.dfs.core.windows.net/p"],
     )  # fmt: skip
     def test_any_other_url_is_refused_with_what_is_allowed(self, url: str) -> None:
-        """The error names the roots that last."""
+        """Any other URL is refused, and the error names the kinds of persistent roots."""
         with pytest.raises(ConfigError) as caught:
             open_store(url)
         allowed = ("s3://bucket/prefix", "gs://bucket/prefix", "abfss://container@account", "file:///path")
@@ -49,19 +49,19 @@ class TestRoots:
         ],
     )
     def test_a_file_system_that_is_not_supported_is_refused_with_the_store_to_use(self, url: str, instead: str) -> None:
-        """When the root is set: nothing is opened for it."""
+        """An unsupported file system is refused when the root is set, with the store to use instead."""
         for check in (normalised, open_store):
             with pytest.raises(ConfigError) as caught:
                 check(url)
             assert instead in caught.value.remedy
 
     def test_a_folder_that_only_looks_like_one_of_databricks_is_allowed(self) -> None:
-        """Names that begin alike."""
+        """A folder whose name only starts like a Databricks folder is allowed."""
         assert normalised("file:///dbfs2/a") == "file:///dbfs2/a"
         assert normalised("file:///data/dbfs/a") == "file:///data/dbfs/a"
 
     def test_an_azure_root_is_shown_whole_and_a_secret_is_not(self) -> None:
-        """The part before the @ is the container."""
+        """The container of an Azure root is shown, and a secret is masked."""
         root = "abfss://state@account.dfs.core.windows.net/a"
         assert masked(root) == root
         assert masked(f"{root}?sig=secret") == f"{root}?***"
@@ -77,7 +77,7 @@ class TestRoots:
     def test_a_missing_package_is_named_with_the_command(
         self, url: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Before anything is sent."""
+        """A missing client package is named with the pip command before a request is sent."""
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError) as caught:
             open_store(url)
@@ -85,7 +85,7 @@ class TestRoots:
         assert f"pip install '{package}" in caught.value.remedy
 
     def test_spellings_of_one_root_have_one_id(self) -> None:
-        """The id depends on the place, not on slashes, and differs between places."""
+        """Spellings of one root have the same id, and different roots have different ids."""
         assert normalised("s3://bucket//a///b/") == "s3://bucket/a/b"
         assert normalised("file:////tmp//a/") == "file:///tmp/a"
         assert normalised("file:/tmp//a/") == "file:///tmp/a"
@@ -96,11 +96,11 @@ class TestRoots:
         assert len({root_id(url) for url in ("s3://bucket/a", "s3://bucket/a/b", "memory://bucket/a")}) == 3
 
     def test_an_id_is_the_same_on_every_machine(self) -> None:
-        """Folders that an older version named are found again."""
+        """The id of a root never changes, so that folders of an older version are found again."""
         assert root_id("s3://bucket/prefix") == "9737a7d8f5fcd8b8"
 
     def test_a_memory_store_without_a_name_stays_where_it_is(self) -> None:
-        """It is private, so it cannot be sent elsewhere."""
+        """A memory store without a name is private and cannot be pickled."""
         MemoryStore().put_if_absent("log/1", b"")
         assert MemoryStore().list("") == []
         with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""A store that overwrites is found out by whoever takes a log over: two drivers on it would undo each other's work."""
+"""A claim detects a store that overwrites objects, on which two drivers would undo each other's commits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = first_record("query", 8, "key_group", Stamp("c", 0))
 
 
 def claimed(store: ObjectStore, root: str) -> Log:
-    """Take over the log below a root."""
+    """Claim the log below a root."""
     log = Log(store, root)
     log.append(claim_record(log.open(), "query", 8, "key_group", Stamp(uuid.uuid4().hex, 0)), log.manifest)
     return log
@@ -33,7 +33,7 @@ def claimed(store: ObjectStore, root: str) -> Log:
 
 @pytest.mark.cluster
 def test_an_s3_server_that_ignores_if_none_match_is_refused(object_server: ObjectServer) -> None:
-    """The first claim already says so, and where, and what to do; before the proxy the same root is taken."""
+    """The first claim is refused with the endpoint and a remedy; without the proxy the same root is accepted."""
     root = object_server.new_root()
     with careless_proxy(object_server.endpoint) as endpoint:
         store = open_store(root, replace(object_server.options, s3=S3Options(endpoint=endpoint)))
@@ -49,7 +49,7 @@ def test_an_s3_server_that_ignores_if_none_match_is_refused(object_server: Objec
 
 @pytest.mark.parametrize("kind", ["claim", "rollback"])
 def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
-    """Drivers and remedies alike; the record that is put twice is the same twice, so that no harm is done."""
+    """A claim or rollback puts its record twice with the same bytes, and so detects a store that overwrites."""
     store = FaultyStore(MemoryStore(), [Fault("overwrites", times=None)])
     log = Log(store, "memory://x")
     log.open()
@@ -60,7 +60,7 @@ def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
 
 
 def test_a_batch_costs_no_put_more() -> None:
-    """Only what takes the log over looks."""
+    """A batch record is put once, because only claims and rollbacks check the store."""
     store = FaultyStore(MemoryStore())
     log = claimed(store, "memory://x")
     store.calls.clear()
@@ -70,7 +70,7 @@ def test_a_batch_costs_no_put_more() -> None:
 
 
 def test_a_store_that_does_not_answer_is_asked_again() -> None:
-    """A lost request or two are no answer; a store that stays away ends the start, for not knowing is no yes."""
+    """The check is repeated after a lost request, and the start fails if the store does not answer."""
     store = FaultyStore(MemoryStore())
     store.script(Fault("request_lost", "put", paths.record_name(0), skip=1, times=2))
     claimed(store, "memory://x")

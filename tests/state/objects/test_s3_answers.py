@@ -1,4 +1,4 @@
-"""Every answer of an S3 server leads to the right action, as a server on loopback gives it to boto3's real client."""
+"""Each answer of an S3 server leads to the right action, tested with boto3 and a scripted server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EMPTY = {
 KMS_MISSING = "Server side encryption specified but KMS is not configured"
 HEADER = "A header you provided implies functionality that is not implemented"
 Case = tuple[str, int, str, str]
-"""A call of ``CALLS``, and status, code and message of the first answer to it."""
+"""A call of ``CALLS``, and the status, code and message of the first answer to it."""
 
 AGAIN: list[Case] = [
     *[(call, 503, "", "") for call in OPERATIONS],
@@ -84,18 +84,18 @@ FAILED_DELETE: list[Case] = [
 
 
 def name_of(case: object) -> str:
-    """Return a case's name in a test's id."""
+    """Return the name of a case for a test id."""
     return "-".join(str(part)[:24] for part in case if part != "") if isinstance(case, tuple) else ""
 
 
 def answer_of(case: Case) -> Answer:
-    """Return the first answer. Without a code it has no body, and so has every answer to HEAD."""
+    """Return the first answer of a case. Without a code, and for HEAD, the answer has no body."""
     _, status, code, message = case
     return refusal(status, code, message) if code else Answer(status)
 
 
 def rule_for(case: Case) -> Rule:
-    """Return the row that a case is about, by the code that boto3 reports."""
+    """Return the rule that applies to a case, by the code that boto3 reports."""
     call, status, code, message = case
     if call == "head" or not code:
         return rule_of(OPERATIONS[call], status, str(status), "")
@@ -104,7 +104,7 @@ def rule_for(case: Case) -> Rule:
 
 @pytest.fixture
 def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A function that writes the credentials file with an access key."""
+    """Return a function that writes an access key to the credentials file."""
     file = tmp_path / "credentials"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -119,7 +119,7 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 
 def opened(scripted: ScriptedServer, respond: Callable[[Request], Answer]) -> ObjectStore:
-    """Return a store of a server that answers by a function. Each call is sent once by botocore."""
+    """Return a store of a server that answers by a function. Botocore sends each call once."""
     store = scripted.store(Answer(200), attempts=1, patience_seconds=60)
     scripted.respond = respond
     return store
@@ -128,7 +128,7 @@ def opened(scripted: ScriptedServer, respond: Callable[[Request], Answer]) -> Ob
 def first_then_success(
     scripted: ScriptedServer, case: Case, rotate: Callable[[str], None]
 ) -> Callable[[Request], Answer]:
-    """Return a server's function: the case's answer to the first request, while the credentials are rotated."""
+    """Return a server function that rotates the credentials and answers the first request with the case's answer."""
 
     def respond(request: Request) -> Answer:
         if len(scripted.seen) > 1:
@@ -141,7 +141,7 @@ def first_then_success(
 
 @pytest.mark.parametrize("case", AGAIN, ids=name_of)
 def test_what_may_pass_is_sent_again(scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]) -> None:
-    """The second request is the first one again, and the call succeeds."""
+    """A call with a transient failure is sent again unchanged and succeeds."""
     CALLS[case[0]](opened(scripted, first_then_success(scripted, case, credentials)))
     first, second = scripted.seen
     assert (first.method, first.path, first.body) == (second.method, second.path, second.body)
@@ -151,7 +151,7 @@ def test_what_may_pass_is_sent_again(scripted: ScriptedServer, case: Case, crede
 def test_rotated_credentials_are_read_before_a_call_fails(
     scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
 ) -> None:
-    """The call is sent once more, by a new client that has read the file again, and succeeds."""
+    """A refused call is sent once more by a new client with credentials that are read again, and succeeds."""
     CALLS[case[0]](opened(scripted, first_then_success(scripted, case, credentials)))
     objects = [request for request in scripted.seen if request.path.rstrip("/") != "/riffle" or case[0] != "head"]
     assert [request.access_key for request in objects] == ["OLD", "NEW"]
@@ -160,7 +160,7 @@ def test_rotated_credentials_are_read_before_a_call_fails(
 def test_what_is_refused_with_fresh_credentials_too_is_an_error(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
-    """It is sent twice and no more, and the error is one of refusal."""
+    """A call that is refused again with new credentials raises RefusedError after two requests."""
     store = opened(scripted, lambda _: refusal(400, "ExpiredToken"))
     assert isinstance(error_of(lambda: store.put_if_absent("log/1", b"")), RefusedError)
     assert len(scripted.seen) == 2
@@ -170,11 +170,11 @@ def test_what_is_refused_with_fresh_credentials_too_is_an_error(
 def test_what_cannot_pass_is_an_error_at_once(
     scripted: ScriptedServer, case: Case, message_id: str, credentials: Callable[[str], None]
 ) -> None:
-    """One request, and an error with the id of its row."""
+    """A permanent failure raises the error of its rule after one request."""
     store = opened(scripted, lambda _: answer_of(case))
     error = error_of(lambda: CALLS[case[0]](store))
     assert (error.id, type(error)) == (message_id, rule_for(case).kind)
-    is_redirected = case[2] == "AuthorizationHeaderMalformed"  # botocore asks for the bucket's region
+    is_redirected = case[2] == "AuthorizationHeaderMalformed"  # botocore requests the bucket's region
     assert len(scripted.seen) == 1 or is_redirected
 
 
@@ -209,7 +209,7 @@ class Deleting:
 def test_a_server_without_bulk_deletes_gets_single_deletes(
     scripted: ScriptedServer, case: Case, missing: int, credentials: Callable[[str], None]
 ) -> None:
-    """Only one bulk delete is sent. Missing objects are no error."""
+    """A server without bulk deletes gets one bulk delete and then single deletes, and missing objects are no error."""
     server = Deleting(answer_of(case), {"a", "b", "c", "d"}, deletes_first=False, missing=missing)
     store = opened(scripted, server)
     store.delete(["a", "b", "not there"])
@@ -224,7 +224,7 @@ def test_a_server_without_bulk_deletes_gets_single_deletes(
 def test_a_bulk_delete_that_fails_for_a_missing_object_is_not_repeated_whole(
     scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
 ) -> None:
-    """The server has deleted all others. A HEAD for each object finds none."""
+    """A bulk delete that fails although it deleted all objects is followed only by one HEAD per object."""
     server = Deleting(answer_of(case), {"a", "b"}, deletes_first=True)
     opened(scripted, server).delete(["a", "b", "not there"])
     assert server.paths == set()
@@ -235,7 +235,7 @@ def test_a_bulk_delete_that_fails_for_a_missing_object_is_not_repeated_whole(
 def test_only_the_objects_that_a_failed_bulk_delete_left_are_deleted_again(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
-    """The server has deleted the first half."""
+    """After a bulk delete that deleted half of the objects, only the others are deleted again."""
     server = Deleting(refusal(500, "InternalError"), {"a", "b"}, deletes_first=True)
 
     def respond(request: Request) -> Answer:
@@ -253,7 +253,7 @@ def test_only_the_objects_that_a_failed_bulk_delete_left_are_deleted_again(
 def test_objects_are_looked_up_again_after_each_delete_that_removed_some(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
-    """The server deletes one object of each request, and then fails."""
+    """Objects are looked up again after each bulk delete that deleted some of them and then failed."""
     server = Deleting(refusal(500, "InternalError"), {"a", "b", "c"}, deletes_first=False)
 
     def respond(request: Request) -> Answer:
@@ -275,7 +275,7 @@ def test_objects_are_looked_up_again_after_each_delete_that_removed_some(
 def test_a_bulk_delete_that_deletes_nothing_looks_up_objects_once(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, credentials: Callable[[str], None]
 ) -> None:
-    """It is repeated until patience ends, and the objects are looked up once."""
+    """A bulk delete that deletes nothing is repeated until patience ends, and its objects are looked up once."""
     now = [0.0]
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -288,7 +288,7 @@ def test_a_bulk_delete_that_deletes_nothing_looks_up_objects_once(
 
 
 def test_every_answer_has_its_row_and_every_row_an_answer() -> None:
-    """A row that no answer reaches is dead."""
+    """Every tested answer leads to its rule, and every rule is reached by a tested answer."""
     expected = {
         Action.DELETE_SINGLY: NO_BULK_DELETE,
         Action.FIND_REMAINING: FAILED_DELETE,
@@ -314,7 +314,7 @@ def test_every_answer_has_its_row_and_every_row_an_answer() -> None:
 def test_an_object_to_copy_that_is_absent_is_reported(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
-    """CopyObject does not find it. Nothing is sent again."""
+    """A copy of an absent object returns False after one request."""
     store = opened(scripted, lambda _: refusal(404, "NoSuchKey"))
     assert isinstance(store, S3Store)
     assert store.copy_from(store, "key-groups/1") is False
@@ -322,7 +322,7 @@ def test_an_object_to_copy_that_is_absent_is_reported(
 
 
 def test_a_permanent_redirect_names_the_region(scripted: ScriptedServer, credentials: Callable[[str], None]) -> None:
-    """Botocore asks for the bucket's region first, which this server does not tell."""
+    """A permanent redirect raises an error that names `s3_region`, also if the server does not report the region."""
     store = opened(scripted, lambda request: Answer(301) if request.path != "/riffle" else Answer(200))
     assert "s3_region" in error_of(lambda: store.list("")).remedy
     assert "s3_region" in error_of(lambda: store.exists("log/1")).remedy
@@ -332,29 +332,29 @@ def test_a_permanent_redirect_names_the_region(scripted: ScriptedServer, credent
 def test_what_is_absent_or_taken_is_an_answer(
     scripted: ScriptedServer, case: Case, value: object, credentials: Callable[[str], None]
 ) -> None:
-    """One request answers the question."""
+    """An absent object or a taken name is an answer after one request."""
     assert CALLS[case[0]](opened(scripted, lambda _: answer_of(case))) is value
     assert len(scripted.seen) == 1
 
 
 def test_a_range_beyond_the_end_is_an_answer(scripted: ScriptedServer, credentials: Callable[[str], None]) -> None:
-    """As with slices, it is empty."""
+    """A range beyond the end of an object is empty."""
     assert opened(scripted, lambda _: refusal(416, "InvalidRange")).get("log/1", 5, 2) == b""
 
 
 @pytest.mark.usefixtures("credentials")
 class TestPuts:
-    """A conditional put is repeated only so that its outcome stays known."""
+    """A conditional put is repeated only if its outcome stays known."""
 
     def test_a_put_that_was_refused_for_its_credentials_and_then_meets_an_object_did_not_write_it(
         self, scripted: ScriptedServer
     ) -> None:
-        """The name was taken by another."""
+        """A put that was refused for expired credentials and then finds the name taken returns False."""
         store = scripted.store(refusal(400, "ExpiredToken"), refusal(412, "PreconditionFailed"), attempts=1)
         assert not store.put_if_absent("log/1", b"abc")
 
     def test_a_put_that_was_refused_twice_has_not_been_done(self, scripted: ScriptedServer) -> None:
-        """Both answers are definite, so the refusal is told as one."""
+        """A put that was refused twice raises RefusedError, because it is known that nothing was written."""
         store = scripted.store(refusal(400, "ExpiredToken"), refusal(403, "AccessDenied"), attempts=1)
         assert type(error_of(lambda: store.put_if_absent("log/1", b"abc"))) is RefusedError
 
@@ -362,7 +362,7 @@ class TestPuts:
 def test_a_web_identity_is_asked_for_again(
     scripted: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, credentials: Callable[[str], None]
 ) -> None:
-    """As on EKS: the token's file was rotated, and the session of the old one has ended on the server."""
+    """Expired web identity credentials are renewed with the rotated token file, as on EKS."""
     token = tmp_path / "token"
     token.write_text("OLD token")
     (tmp_path / "credentials").unlink()

@@ -1,4 +1,4 @@
-"""What a user is told when S3 cannot be used: by a real server where it can be made to say so."""
+"""Error messages for an unusable S3 service, from a real server where possible."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("aws_environment")
 
 
 class TestNoAnswer:
-    """Servers that are not there or do not speak."""
+    """Servers that do not answer or do not speak S3."""
 
     @pytest.mark.parametrize("call", CALLS)
     def test_an_unreachable_endpoint_is_named(self, call: str) -> None:
-        """Where nobody listens, the error names the endpoint after bounded attempts."""
+        """A closed port raises an error that names the endpoint after a limited number of attempts."""
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -41,14 +41,14 @@ class TestNoAnswer:
         assert "1 attempt:" in error.problem
 
     def test_a_server_that_is_not_s3_is_a_wrong_endpoint(self, scripted: ScriptedServer) -> None:
-        """An answer that is no S3 answer names the settings to look at."""
+        """An answer that is not S3's raises an error that names the setting `s3_endpoint`."""
         error = error_of(lambda: scripted.store(Answer(405, b"<html>Not here</html>")).list(""))
         assert isinstance(error, ConfigError)
         assert "s3_endpoint" in error.remedy
 
     @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"])
     def test_a_server_that_quotes_credentials_is_not_repeated(self, scripted: ScriptedServer, code: str) -> None:
-        """What a refusal quotes of the request reaches neither the error nor its traceback."""
+        """Neither an error nor its traceback repeats credentials that a server quotes."""
         store = scripted.store(refusal(403, code, "AKIASECRET signed with hunter2"))
         error = error_of(lambda: store.list(""))
         shown = "".join(traceback.format_exception(error))
@@ -60,11 +60,11 @@ class TestNoAnswer:
 
 @pytest.mark.cluster
 class TestRealRefusals:
-    """What a real server refuses."""
+    """Refusals of a real server."""
 
     @pytest.mark.parametrize("call", ["put", "list"])
     def test_a_missing_bucket_is_named(self, object_server: ObjectServer, call: str) -> None:
-        """The error names bucket and endpoint and says to create it."""
+        """The error for a missing bucket names the bucket and the endpoint."""
         error = error_of(lambda: CALLS[call](open_store("s3://not-there/a", object_server.options)))
         assert isinstance(error, ConfigError)
         assert error.where == f"s3://not-there at {object_server.endpoint}"
@@ -74,13 +74,15 @@ class TestRealRefusals:
     def test_wrong_credentials_are_refused_but_not_repeated(
         self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
-        """An unknown key id: the error names bucket and endpoint, its traceback neither key nor secret."""
+        """The error for an unknown key id names the bucket and the endpoint, and its traceback shows neither key nor
+        secret.
+        """
         set_credentials(monkeypatch, "AKIAUNKNOWNUNKNOWN00", "hunter2")
         with object_server.checking_credentials():
             assert_credentials_error(object_server, call)
 
     def test_no_credentials_at_all_is_said(self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without any, nothing is sent and the error says where boto3 looks."""
+        """Without credentials no request is sent, and the error names the sources that boto3 reads."""
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         store = open_store(object_server.new_root(), one_attempt(object_server, "none"))
@@ -91,7 +93,7 @@ class TestRealRefusals:
         assert not any(store.requests.values())
 
     def test_a_certificate_that_nobody_signed_is_refused(self, tmp_path: Path) -> None:
-        """TLS is verified, and the error says how to trust an authority of one's own."""
+        """An untrusted certificate is refused, and the error names AWS_CA_BUNDLE."""
         with running_server(tmp_path / "server.log", "https") as endpoint:
             options = StoreOptions(
                 s3=S3Options(endpoint=endpoint, region="us-east-1"), max_attempts=1, patience_seconds=0
@@ -103,18 +105,18 @@ class TestRealRefusals:
 
 
 def set_credentials(patch: pytest.MonkeyPatch, key_id: str, secret: str) -> None:
-    """Put credentials where boto3 looks first."""
+    """Set credentials in the environment, which boto3 reads first."""
     patch.setenv("AWS_ACCESS_KEY_ID", key_id)
     patch.setenv("AWS_SECRET_ACCESS_KEY", secret)
 
 
 def one_attempt(server: ObjectServer, test: str) -> StoreOptions:
-    """Return options that no other test shares, so that the client is new and takes the credentials of the moment."""
+    """Return options that no other test shares, so that a new client reads the present credentials."""
     return replace(server.options, max_attempts=1, read_timeout_seconds=10 + len(test) / 100)
 
 
 def assert_credentials_error(server: ObjectServer, call: str) -> None:
-    """Check that a call is refused as it should be."""
+    """Check the error of a call that is refused for its credentials."""
     store = open_store(server.new_root(), one_attempt(server, call + "credentials"))
     error = error_of(lambda: CALLS[call](store))
     assert isinstance(error, ConfigError)

@@ -1,4 +1,4 @@
-"""What is sent to S3 again, what is counted, and where it ends."""
+"""Retries of S3 requests: which requests are repeated, how they are counted, and when they end."""
 
 from __future__ import annotations
 
@@ -17,52 +17,54 @@ pytestmark = pytest.mark.usefixtures("aws_environment")
 
 
 class TestSentAgain:
-    """Requests that are repeated, and how they are counted."""
+    """Repeated requests and their counts."""
 
     def test_calls_before_it_take_no_attempts_from_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In a long outage every call has all of its attempts, whatever a quota of botocore's says."""
+        """In a long outage every call makes all its attempts, although botocore has a retry quota."""
         pauses: list[float] = []
         monkeypatch.setattr("time.sleep", pauses.append)
         store = open_store(
             "s3://riffle/root",
             StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9"), max_attempts=8, patience_seconds=0),
         )
-        told = [error_of(lambda: store.get("log/1")).problem for _ in range(7)]
+        problems = [error_of(lambda: store.get("log/1")).problem for _ in range(7)]
         assert store.requests["get"] == 7 * 8
-        assert all("8 attempts" in one for one in told)
-        assert 5 <= max(pauses) <= 20, "the last ones wait for seconds"
+        assert all("8 attempts" in problem for problem in problems)
+        assert 5 <= max(pauses) <= 20, "the last pauses take seconds"
 
     def test_what_is_waited_for_is_said_and_not_with_each_request(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Whoever wonders why a query stands still finds call, endpoint and setting in the log."""
+        """A wait of many failures is logged once with the call, the endpoint and the setting, and a single failure is
+        not logged.
+        """
         monkeypatch.setattr("time.sleep", lambda _: None)
         store = scripted.store(Answer(500), Answer(200, b"abc"), patience_seconds=60)
         assert store.get("log/1") == b"abc"
-        assert not caplog.messages, "one failure is nothing to tell"
+        assert not caplog.messages, "a single failure is not logged"
         scripted.answers[:] = [*[Answer(500)] * 9, Answer(200, b"abc")]
         assert store.get("log/1") == b"abc"
-        (said,) = caplog.messages
-        assert "get" in said
-        assert "http://127.0.0.1" in said
-        assert "until 60 s after its start or last progress (s3_patience)" in said
+        (message,) = caplog.messages
+        assert "get" in message
+        assert "http://127.0.0.1" in message
+        assert "until 60 s after its start or last progress (s3_patience)" in message
 
     def test_patience_ends(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A longer outage is told with all the requests that met it."""
+        """An outage that is longer than the patience raises an error with the number of requests."""
         monkeypatch.setattr("time.sleep", lambda _: None)
         store = scripted.store(Answer(200, b"abc"), patience_seconds=1)
-        assert store.get("log/1") == b"abc", "and now there is a client"
+        assert store.get("log/1") == b"abc", "the client exists before the outage"
         scripted.requests.clear()
         scripted.answers[:] = [Answer(500)]
-        told = error_of(lambda: store.get("log/1")).problem
+        problem = error_of(lambda: store.get("log/1")).problem
         assert len(scripted.requests) > 2
-        assert f"{len(scripted.requests)} attempts" in told
+        assert f"{len(scripted.requests)} attempts" in problem
 
     @pytest.mark.parametrize("unclear", [503, 408])
     def test_a_put_that_is_refused_after_one_without_an_answer_may_have_been_done(
         self, scripted: ScriptedServer, unclear: int
     ) -> None:
-        """The error says so, with the remedy of the refusal. If nothing was sent before, nothing was done."""
+        """A put that is refused after a request without an answer may have been written, and the error says so."""
         denied = refusal(403, "AccessDenied", "no rights")
         error = error_of(lambda: scripted.store(Answer(unclear), denied).put_if_absent("log/1", b"abc"))
         assert type(error) is UnavailableError
@@ -72,12 +74,12 @@ class TestSentAgain:
         assert type(error) is RefusedError
 
     def test_a_put_is_one_round_trip(self, scripted: ScriptedServer) -> None:
-        """The body goes with the headers, without waiting for leave to send it."""
+        """A put sends its body with the headers, without an Expect header."""
         scripted.store(Answer(200)).put_if_absent("log/1", b"abc")
         assert "Expect" not in scripted.requests[0][2]
 
     def test_a_put_that_meets_another_under_way_is_sent_again(self, scripted: ScriptedServer) -> None:
-        """409 is neither success nor failure."""
+        """A put that conflicts with a concurrent put (409) is sent again."""
         conflict = refusal(409, "ConditionalRequestConflict")
         assert scripted.store(conflict, Answer(200)).put_if_absent("log/1", b"abc")
         scripted.requests.clear()
@@ -85,7 +87,7 @@ class TestSentAgain:
 
     @pytest.mark.parametrize("call", [lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)])
     def test_waits_do_not_multiply(self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]) -> None:
-        """A call has its attempts once, whether requests fail, bodies break off, or one after the other."""
+        """A call makes its attempts once, whether requests fail, bodies are cut off, or both happen."""
         trouble = [Answer(500), Answer(500), Answer(206, b"abc", broken=True)]
         store = scripted.store(*trouble * 3, attempts=3)
         assert "3 attempts" in error_of(lambda: call(store)).problem
@@ -94,7 +96,7 @@ class TestSentAgain:
     def test_what_comes_has_patience_begin_anew(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A copy that breaks off again and again, but never without a piece, is made in the end."""
+        """A copy that is interrupted repeatedly succeeds if each attempt transfers a piece."""
         monkeypatch.setattr("time.sleep", lambda _: None)
         whole = bytes(range(256)) * 1024 * 5
         broken = [Answer(206, whole[n * PIECE_BYTES :][: PIECE_BYTES + 9], broken=True) for n in range(4)]
@@ -105,7 +107,7 @@ class TestSentAgain:
         assert len(scripted.requests) == 5
 
     def test_objects_that_a_bulk_delete_missed_are_sent_again(self, scripted: ScriptedServer) -> None:
-        """A success may hold failures; only what failed is repeated."""
+        """Only the objects that a bulk delete failed to delete are sent again."""
         missed = b"<DeleteResult><Error><Key>root/log/2</Key><Code>SlowDown</Code></Error></DeleteResult>"
         store = scripted.store(Answer(200, missed), Answer(200, b"<DeleteResult></DeleteResult>"))
         store.delete(["log/1", "log/2"])
@@ -118,6 +120,6 @@ class TestSentAgain:
     def test_objects_that_stay_undeleted_are_an_error(
         self, scripted: ScriptedServer, code: str, kind: type[RiffleError]
     ) -> None:
-        """A success that deleted nothing is not one."""
+        """A bulk delete with a success status that deletes nothing raises an error."""
         missed = f"<DeleteResult><Error><Key>root/log/1</Key><Code>{code}</Code></Error></DeleteResult>"
         assert isinstance(error_of(lambda: scripted.store(Answer(200, missed.encode())).delete(["log/1"])), kind)

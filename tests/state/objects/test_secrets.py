@@ -1,4 +1,4 @@
-"""Keys of others: what a put says of the server's own encryption, and what neither errors, logs nor reports repeat."""
+"""Server-side encryption of puts, and secrets that errors, logs and reports never show."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ARN = "arn:aws:kms:eu-central-1:1:key/k"
 
 @pytest.mark.parametrize(("key", "named"), [(ARN, ARN), ("aws/s3", None)])
 def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, key: str, named: str | None) -> None:
-    """With SSE-KMS set; the account's own key has no name. A put replaces nothing then, either, and other calls say
-    nothing of it.
+    """With `s3_kms_key` a put requests SSE-KMS with this key, or without a key for the account's default key, and keeps
+    its condition. Other requests do not mention encryption.
     """
     options = options_of(Settings(s3_endpoint=scripted.endpoint, s3_kms_key=key))
     scripted.answers[:] = [Answer(200)]
@@ -61,7 +61,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_secret_in_a_url_is_not_repeated(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither by the error nor by its traceback's texts, nor in a log."""
+    """A secret in a URL appears neither in the error, nor in its traceback, nor in the log."""
     with caplog.at_level(logging.DEBUG), pytest.raises(RiffleError) as caught:
         WRONG[what](tmp_path)
     causes = [caught.value, caught.value.__cause__, caught.value.__context__]
@@ -71,19 +71,19 @@ def test_a_secret_in_a_url_is_not_repeated(what: str, tmp_path: Path, caplog: py
 
 
 @pytest.mark.usefixtures("aws_environment")
-@pytest.mark.parametrize("said", [f"http://user:{PLANTED}@127.0.0.1:1", f"user:{PLANTED}@127.0.0.1"])
+@pytest.mark.parametrize("endpoint", [f"http://user:{PLANTED}@127.0.0.1:1", f"user:{PLANTED}@127.0.0.1"])
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
 def test_a_secret_in_awss_own_variables_is_not_repeated(
-    said: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    endpoint: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They name an endpoint where no setting does."""
-    monkeypatch.setenv(name, said)
+    """A secret in AWS's endpoint variables appears neither in the error nor in the log."""
+    monkeypatch.setenv(name, endpoint)
     monkeypatch.setitem(WRONG, name, lambda _: open_store("s3://bucket/a", StoreOptions(max_attempts=1)).list(""))
     test_a_secret_in_a_url_is_not_repeated(name, tmp_path, caplog)
 
 
 def test_keys_and_values_of_users_are_in_no_log_and_no_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever becomes of batches: reports, records' plain texts, warnings and logs at every level."""
+    """Keys and values of users appear in no report, record text or log of any level, also after a failure."""
     with caplog.at_level(logging.DEBUG):
         world = World(tmp_path, operators=two_stores(), snapshot_chain_links=2)
         reports = [world.batch(v, rows_of((PLANTED, 424_242_424_242, v))) for v in range(6)]
@@ -116,7 +116,7 @@ SECRETS = st.text(st.characters(exclude_characters="@?#/", exclude_categories=["
     st.sampled_from(["{}@host/p", "u:{}@host/p", "u:a/{}@host/p", "u:{}/a/b@host/p", "u:{}@host", "u:p@{}@host/p"]),
 )  # fmt: skip
 def test_a_url_that_is_shown_has_no_user_password_or_query(scheme: str, secret: str, form: str) -> None:
-    """Also where a secret has a slash in it, but in names of local files, which have no such part."""
+    """A masked URL shows no user, password or query, except in paths of local files."""
     shown = masked(f"{scheme}://{form.format(secret)}")
     assert PLANTED not in shown or (scheme == "file" and "/" in form.partition("@")[0])
     assert "host" in shown
@@ -130,7 +130,7 @@ def test_a_url_that_is_shown_has_no_user_password_or_query(scheme: str, secret: 
     ["AKIA:{}/RET@bucket/p", "s3://user@name:{}/RET@bucket/p", "s3://AKIA@{}/RET@bucket", "AKIA:SEC@{}@bucket/p"],
 )
 def test_what_is_no_url_of_ours_shows_no_secret_either(form: str) -> None:
-    """A scheme that was forgotten, and one user too many."""
+    """A text that is not a valid root URL is masked too."""
     shown = masked(form.format(PLANTED))
     assert PLANTED not in shown
     assert "AKIA" not in shown
@@ -140,7 +140,7 @@ def test_what_is_no_url_of_ours_shows_no_secret_either(form: str) -> None:
 
 @pytest.mark.parametrize("url", ["/tmp/a@b", "file:///tmp/a:b@c?d#e", "s3://bucket/a/c:d", "hdfs://nn:8020/a", ""])
 def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
-    """Local paths may have an @ in them."""
+    """A URL without a secret is shown unchanged, also a local path with an @."""
     assert masked(url) == url
 
 
@@ -152,7 +152,9 @@ def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
 def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(
     part: Callable[..., object], name: str, value: str
 ) -> None:
-    """Nobody's state goes elsewhere, or without its key, for a variable that is not set."""
+    """An empty option or one of several lines is refused, so that an unset variable does not change where state is
+    stored.
+    """
     with pytest.raises(ConfigError, match="RIFFLE-0458"):
         part(**{name: value})
 
@@ -160,7 +162,7 @@ def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(
 @given(NAMES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    """A name is refused, or its object lies below the root: for puts, gets, looks, deletes and lists."""
+    """Every call refuses a name, or uses an object below the root."""
     above = tmp_path_factory.getbasetemp() / "names"
     store = DirectoryStore(above / "root")
     (above / "beside").mkdir(parents=True, exist_ok=True)
@@ -181,7 +183,7 @@ def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
 
 @given(NAMES)
 def test_a_stores_name_is_one_part_of_a_path(name: str) -> None:
-    """Whatever is not is refused: names of objects and of local folders are made of it."""
+    """A store name is one short path component, because names of objects and local folders contain it."""
     try:
         check_store_name(name)
     except ConfigError:

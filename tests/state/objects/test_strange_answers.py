@@ -1,4 +1,4 @@
-"""Answers that no S3 gives end in errors of ours, soon: a proxy's in between, another server's, a broken one's."""
+"""Answers that S3 never gives, from a proxy or a faulty server, soon raise one of riffle's errors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LIST = "<ListBucketResult><IsTruncated>{}</IsTruncated><Contents>{}</Contents>{}
     ],
 )
 def test_a_list_that_goes_on_for_ever_or_names_what_was_not_asked_for_is_refused(body: str) -> None:
-    """With no token for what follows, two, or the one that was sent; with keys of others, with none, with two."""
+    """A list with an invalid continuation token, with foreign keys, or with no or two keys per object is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0446"):
         answering(200, body.encode()).list("log/")
 
 
 def test_a_delete_that_fails_for_others_is_refused() -> None:
-    """They are not deleted in the place of those that were asked for."""
+    """A bulk delete that reports a failure of another object is refused."""
     body = b"<DeleteResult><Error><Key>p/other</Key><Code>InternalError</Code></Error></DeleteResult>"
     with pytest.raises(ConfigError, match="RIFFLE-0446"):
         answering(200, body).delete(["a", "b"])
@@ -36,7 +36,7 @@ def test_a_delete_that_fails_for_others_is_refused() -> None:
 
 @pytest.mark.parametrize("code", ["InternalError", "AccessDenied"])
 def test_an_error_that_names_two_codes_names_none(code: str) -> None:
-    """Of a key that was not deleted, and of a whole request."""
+    """An error with two codes counts as an error without a code."""
     twice = f"<Code>{code}</Code>" * 2
     failed = f"<DeleteResult><Error><Key>p/a</Key>{twice}</Error></DeleteResult>"
     with pytest.raises(ConfigError, match="RIFFLE-0506"):
@@ -56,7 +56,7 @@ def test_an_error_that_names_two_codes_names_none(code: str) -> None:
     ],
 )
 def test_numbers_that_are_none_and_refusals_without_a_code_are_errors_of_ours(status: int, body: str) -> None:
-    """What boto3 makes of them is not."""
+    """Invalid numbers and refusals without a code raise one of riffle's errors, not boto3's."""
     with pytest.raises((ConfigError, UnavailableError)):
         answering(status, body.encode()).list("log/")
     if status == 404:
@@ -64,7 +64,7 @@ def test_numbers_that_are_none_and_refusals_without_a_code_are_errors_of_ours(st
 
 
 def test_a_page_of_a_proxy_is_no_answer_and_is_not_quoted() -> None:
-    """The server may answer the next time."""
+    """A page of a proxy raises UnavailableError without quoting the page, because the server may answer later."""
     with pytest.raises(UnavailableError, match="RIFFLE-0448") as caught:
         answering(206, b"who are you?").list("log/")
     assert "who are you" not in str(caught.value)

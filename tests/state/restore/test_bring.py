@@ -1,4 +1,4 @@
-"""Bringing stacks to the head that a driver names: by adding links, by restoring, never beyond (I2)."""
+"""Stacks are advanced to the head that a driver names, by adding links or by a restore, and never beyond it (I2)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.kit.state.members import SCHEMA, Place, held
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A member and an empty store."""
+    """Return a member and an empty store."""
     return Place(tmp_path / "member")
 
 
 def test_a_key_group_that_nobody_touched_has_no_copy(place: Place) -> None:
-    """Nothing is read, nothing is made."""
+    """A key-group without state gets no copy, and nothing is read for it."""
     copies, brought = place.keeper().advance({3: EMPTY})
     assert copies == {}
     assert (brought.restores, brought.folds) == (0, 0)
@@ -36,7 +36,7 @@ def test_a_key_group_that_nobody_touched_has_no_copy(place: Place) -> None:
 
 
 def test_a_new_member_restores_and_then_folds(place: Place) -> None:
-    """The first bring fills a copy from the chain; later ones fold what came since, and then nothing."""
+    """The first call restores copies from the chain, and later calls add only new links."""
     place.seal(0, {1: {"a": 1, "b": 2}, 2: {"c": 3}})
     place.seal(1, {1: {"a": None, "d": 4}})
     first = place.bring()
@@ -48,7 +48,7 @@ def test_a_new_member_restores_and_then_folds(place: Place) -> None:
 
 
 def test_a_restore_reads_the_snapshot_and_the_chain_after_it(place: Place) -> None:
-    """One get a snapshot, and ranged gets of the deltas after it."""
+    """A restore reads each snapshot with one GET and the deltas after it with ranged GETs."""
     place.seal(0, {1: {"a": 1}})
     place.seal(1, {1: {"b": 2}})
     place.snapshot(1)
@@ -59,7 +59,7 @@ def test_a_restore_reads_the_snapshot_and_the_chain_after_it(place: Place) -> No
 
 
 def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None:
-    """Keys that lie in the snapshot, below what is merged, stay gone."""
+    """Merging the upper parts of a stack keeps deletions of keys that are in the snapshot below."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(5000)}})
     place.snapshot(1)
     place.bring()
@@ -84,15 +84,17 @@ def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None
     ids=["bytes", "rows of packed parts", "many packed parts", "many parts of few rows"],
 )
 def test_stacks_are_merged_by_bytes_rows_and_parts(rows: int, length: int, merged_from: list[int | None]) -> None:
-    """Above a part of 1 000 rows: half of its bytes, as many rows, or nine parts, whose rows say from which one on."""
+    """Parts above one of 1,000 rows are merged at half of its bytes, as many rows, or nine parts. Their rows decide
+    where the merge starts.
+    """
     parts = [StackedPart("bottom", 0, 100_000, 0, 1_000, 1)]
-    for wanted in merged_from:
-        assert _merge_start(parts, 0.5) == wanted
+    for first in merged_from:
+        assert _merge_start(parts, 0.5) == first
         parts.append(StackedPart("delta", 0, length, 0, rows, 1))
 
 
 def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
-    """A late attempt is told that it is out of date, and the copy stays where it is."""
+    """An attempt that names an older head than a copy has raises OutOfDate, and the copy stays."""
     place.seal(0, {1: {"a": 1}})
     old = dict(place.entries)
     place.seal(1, {1: {"a": 2}})
@@ -105,7 +107,7 @@ def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
 
 
 def test_an_attempt_of_a_fenced_driver_does_not_take_copies_back(place: Place) -> None:
-    """A copy that a newer epoch advanced is beyond whatever an older epoch names."""
+    """An attempt of an older epoch raises OutOfDate if a newer epoch has advanced the copy."""
     place.seal(5, {1: {"a": 1}})
     old = dict(place.entries)
     place.seal(6, {1: {"a": 2}}, epoch=3)
@@ -115,7 +117,7 @@ def test_an_attempt_of_a_fenced_driver_does_not_take_copies_back(place: Place) -
 
 
 def test_a_copy_of_an_abandoned_line_is_restored(place: Place) -> None:
-    """After a rollback, under a higher epoch, a copy of what was rolled back is replaced, even by nothing."""
+    """After a rollback a copy of the abandoned history is restored, or dropped if its key-group has no state."""
     place.seal(0, {1: {"a": 1}})
     back, before = dict(place.entries), {1: dict(place.wanted[1])}
     place.seal(1, {1: {"a": 2}, 2: {"z": 1}})
@@ -127,7 +129,7 @@ def test_a_copy_of_an_abandoned_line_is_restored(place: Place) -> None:
 
 
 def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> None:
-    """A copy that folded an attempt which did not get listed would be found; its head is not on the chain."""
+    """A copy at the head of an attempt that was never listed is restored."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
     stacks = place.folder.stacks("totals")
@@ -139,7 +141,7 @@ def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> No
 
 
 def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place: Place) -> None:
-    """While one fetches, another gets to the same head, and merges: each sees what it should, and the copy is whole."""
+    """A keeper whose copy is advanced by another process while it fetches reads the newest state."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
     place.seal(1, {1: {"a": 2}})
@@ -166,13 +168,13 @@ ACTS = st.sampled_from(["bring", "bring", "snapshot", "forget", "move", "nothing
 def test_whatever_is_folded_or_restored_a_copy_equals_a_dictionary(
     history: list[tuple[dict[int, dict[str, int | None]], str, bool]],
 ) -> None:
-    """Over random deltas, snapshots, lost copies and other members, bringing always gives the committed state."""
+    """After random deltas, snapshots, lost copies and moves to other members, copies hold the committed state."""
     with tempfile.TemporaryDirectory() as folder:
         live_through(Place(Path(folder)), history)
 
 
 def live_through(place: Place, history: list[tuple[dict[int, dict[str, int | None]], str, bool]]) -> None:
-    """Seal each delta and do what comes with it; at the end every copy is whole and nothing else lies about."""
+    """Seal each delta and do its action. At the end all copies are complete and there are no other files."""
     for version, (changes, act, kept) in enumerate(history):
         place.seal(version, changes, kept=kept)
         if act == "bring":
@@ -189,7 +191,7 @@ def live_through(place: Place, history: list[tuple[dict[int, dict[str, int | Non
 
 
 def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> None:
-    """A keeper takes one after the other: what was whole for the one before may not be any more."""
+    """A snapshot checks the copy's file again, although the same keeper has verified it for an earlier snapshot."""
     place.seal(0, {1: {f"k{n}": n for n in range(5_000)}})
     place.snapshot(1)
     keeper = place.keeper()
@@ -201,7 +203,9 @@ def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> No
 
 
 def test_a_copy_that_another_process_moved_is_finished_only_at_its_head(place: Place) -> None:
-    """Upkeep reports the others, so that the next piece continues with them."""
+    """A copy that another process advanced is finished only if it has reached its head, so that upkeep continues with
+    it.
+    """
     place.seal(0, {1: {"a": 1}})
     place.bring()
     behind = place.entries[1]

@@ -1,4 +1,4 @@
-"""Copies and objects that are damaged or gone while copies are brought: healed, or named; nothing is left behind."""
+"""Damaged or missing copies and objects are restored or named, and leave no files behind."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.kit.state.members import Place
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A member and an empty store."""
+    """Return a member and an empty store."""
     return Place(tmp_path / "member")
 
 
-@pytest.mark.parametrize(("bytes_left", "taken"), [(b"", False), (b"\xff" * 8192, True), (None, True)])
-def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None, taken: bool) -> None:
-    """Emptied, overwritten or cut in half: restored, and nobody is asked."""
+@pytest.mark.parametrize(("bytes_left", "has_snapshot"), [(b"", False), (b"\xff" * 8192, True), (None, True)])
+def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None, has_snapshot: bool) -> None:
+    """An emptied, overwritten or truncated copy is restored from the store."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(2000)}, 2: {"x": 1}})
-    if taken:
+    if has_snapshot:
         place.snapshot(1)
     place.bring()
     (file,) = place.files()
@@ -38,7 +38,7 @@ def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes
 
 @pytest.mark.parametrize("bytes_left", [b"", b"0" * 17])
 def test_copies_with_a_torn_journal_are_restored(place: Place, bytes_left: bytes) -> None:
-    """A process that has not read the journal yet restores all its copies."""
+    """A process that has not read a torn journal restores all its copies."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
     (path,) = place.folder.path.glob("stacks/totals/*.journal")
@@ -49,7 +49,7 @@ def test_copies_with_a_torn_journal_are_restored(place: Place, bytes_left: bytes
 
 
 def test_a_journal_of_another_store_is_not_used(place: Place) -> None:
-    """Its entries are whole, but their checksums include the name of the store."""
+    """A journal of another store is ignored, because its checksums include the store's name."""
     place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     place.bring()
     (path,) = place.folder.path.glob("stacks/totals/*.journal")
@@ -60,7 +60,7 @@ def test_a_journal_of_another_store_is_not_used(place: Place) -> None:
 
 
 def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:
-    """A missing object ends the restore: half-filled copies go, and the next try starts clean."""
+    """A restore that misses an object removes unfinished copies, and the next restore succeeds."""
     place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     place.seal(1, {2: {"b": 2}})
     place.store.script(Fault("missing", name="delta/" + "0" * 19 + "1"))
@@ -72,7 +72,7 @@ def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:
 
 
 def test_a_store_that_is_away_is_told(place: Place) -> None:
-    """No copy, no store: the error is the store's, and bringing works once it is back."""
+    """A store that does not answer raises UnavailableError, and the next call succeeds."""
     place.seal(0, {1: {"a": 1}})
     place.store.script(Fault("unavailable", "get", times=2))
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_a_store_that_is_away_is_told(place: Place) -> None:
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("name", ["totals/", "delta/"])
 def test_an_object_whose_bytes_are_damaged_on_their_way_is_fetched_again(place: Place, kind: str, name: str) -> None:
-    """The object in the store is intact. One more GET restores the copy, and no batch fails."""
+    """An object that is corrupted in transit is fetched again, and the restore succeeds."""
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
     place.seal(1, {1: {"b": 2}})
@@ -100,7 +100,7 @@ def test_an_object_whose_bytes_are_damaged_on_their_way_is_fetched_again(place: 
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("name", ["totals/", "delta/"])
 def test_a_damaged_object_is_named_and_never_believed(place: Place, kind: str, name: str) -> None:
-    """A delta or snapshot with other bytes than were sealed: the error names the object, the copy does not move."""
+    """A damaged delta or snapshot raises an error that names the object, and the copy does not change."""
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
     place.seal(1, {1: {"b": 2}})
@@ -113,7 +113,7 @@ def test_a_damaged_object_is_named_and_never_believed(place: Place, kind: str, n
 
 
 def snapshot_object(place: Place) -> str:
-    """Return the name of the object of key-group 1's snapshot."""
+    """Return the name of the snapshot object of key-group 1."""
     snapshot = place.entries[1].snapshot
     assert snapshot is not None
     return paths.snapshot_name("totals", 1, snapshot.id)

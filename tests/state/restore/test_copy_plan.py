@@ -1,4 +1,4 @@
-"""What a copy lacks: the same decision whoever asks, and never a fold onto a head that is not on the chain."""
+"""The plan for a copy is the same for every caller, and never adds a link to a head that is not on the chain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kit.state.drawn_records import cut_to_last
 
 
 class Known(NamedTuple):
-    """A key-group's past: where its entry was, and by which driver; what each head holds; links off the chain."""
+    """The history of a key-group: its entries, its driver's epoch, the contents of each head, and replaced links."""
 
     entries: list[Entry]
     epoch: int
@@ -29,7 +29,7 @@ STEPS = st.lists(
 
 @st.composite
 def pasts(draw: st.DrawFn) -> Known:
-    """Draw a past of commits, attempts that nobody listed, snapshots, claims of new drivers, and rollbacks."""
+    """Draw a history of commits, unlisted attempts, snapshots, claims and rollbacks."""
     entries, epoch = [EMPTY], 1
     contents: dict[Head, tuple[Head, ...]] = {EMPTY_HEAD: ()}
     before: tuple[Link, ...] = ()
@@ -55,7 +55,7 @@ def pasts(draw: st.DrawFn) -> Known:
 
 
 def cut_entries(past: Known) -> list[Entry]:
-    """Return the newest entry whole, and cut in each way in which orders cut it."""
+    """Return the newest entry, complete and cut in each way that orders use."""
     whole = past.entries[-1]
     recent = [cut_to_last(whole, links) for links in range(1, len(whole.chain))]
     since = [whole.cut_to_changes(entry) for entry in past.entries]
@@ -68,7 +68,7 @@ def cut_entries(past: Known) -> list[Entry]:
 
 
 def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head, ...]]) -> tuple[Head, ...]:
-    """Return what a copy holds that did as planned; a link that does not fit where the copy is fails."""
+    """Return the contents of a copy after its plan, and check that each link fits the head before it."""
     if plan.action == "drop":
         return ()
     at = plan.entry.snapshot.head if plan.action == "restore" and plan.entry.snapshot else head
@@ -77,14 +77,14 @@ def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head,
     assert at == plan.base
     holding = contents[at]
     for link in plan.links:
-        assert contents[link.head] == (*holding, link.head), "a link was folded onto another head than its own"
+        assert contents[link.head] == (*holding, link.head), "a link was added to a head that it does not follow"
         holding = contents[link.head]
     return holding
 
 
 @given(pasts(), st.data())
 def test_a_copy_that_does_as_planned_holds_what_was_committed(past: Known, data: st.DataObject) -> None:
-    """From every head there ever was, and none, links lead exactly to the entry's head, however it is cut."""
+    """From every known head, or without a copy, the plan leads to the entry's head, however the entry is cut."""
     whole = past.entries[-1]
     entry = data.draw(st.sampled_from(cut_entries(past)))
     for head in (None, *past.contents):
@@ -95,7 +95,7 @@ def test_a_copy_that_does_as_planned_holds_what_was_committed(past: Known, data:
 
 @given(pasts(), st.data())
 def test_a_cut_entry_is_decided_as_the_whole_one(past: Known, data: st.DataObject) -> None:
-    """What an order leaves out of an entry changes nothing but where links come from: a trail may spare a restore."""
+    """A plan from a cut entry equals the plan from the complete one, but may replace a restore by earlier links."""
     whole = past.entries[-1]
     entry = data.draw(st.sampled_from(cut_entries(past)))
     for head in (None, *past.contents):
@@ -108,7 +108,7 @@ def test_a_cut_entry_is_decided_as_the_whole_one(past: Known, data: st.DataObjec
 
 @given(pasts(), st.data(), st.integers(-1, 2))
 def test_a_copy_that_is_further_on_is_left_alone(past: Known, data: st.DataObject, newer: int) -> None:
-    """It is one that went on from an entry of the past under its driver or a newer one; no other is."""
+    """A copy is left alone exactly if its head is not on the chain and has a newer epoch and version than the entry."""
     entry, epoch = data.draw(st.sampled_from(past.entries)), max(1, past.epoch - newer)
     for head in past.contents:
         plan = plan_by_entry(head, entry, epoch)
@@ -118,23 +118,23 @@ def test_a_copy_that_is_further_on_is_left_alone(past: Known, data: st.DataObjec
 
 
 def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> None:
-    """Neither for a copy that is on what is left of the chain, nor for one beyond it, nor for one that is there."""
+    """The complete entry is requested only for a copy that is neither on the cut chain nor beyond it."""
     links = tuple(Link(Head(version, f"2-{version:032x}"), 0, 1, 0, 1) for version in range(6))
     whole = Entry(None, links)
-    asked: list[Head | None] = []
+    requested: list[Head | None] = []
 
     def ask(head: Head | None) -> Entry:
-        asked.append(head)
+        requested.append(head)
         return whole
 
     beyond, given_up = Head(7, f"2-{99:032x}"), Head(7, f"1-{99:032x}")
     for head in (links[5].head, links[4].head, links[3].head, beyond, links[2].head, given_up, None):
         plan_copy(head, cut_to_last(whole, 2), 2, partial(ask, head))
-    assert asked == [links[2].head, given_up, None]
+    assert requested == [links[2].head, given_up, None]
 
 
 def test_a_copy_of_a_cache_that_was_left_behind_goes() -> None:
-    """Its owner went on elsewhere, under the same driver, and nobody keeps a whole entry: it begins empty here."""
+    """A cache's copy that was left behind under the same driver is dropped, and the cache starts empty."""
     entry = Entry(None, (Link(Head(7, f"2-{7:032x}"), 0, 1, 0, 1),), cut=Head(6, f"2-{6:032x}"))
     assert plan_copy(Head(3, f"2-{3:032x}"), entry, 2, lambda: EMPTY).action == "drop"
     assert plan_copy(Head(8, f"2-{8:032x}"), entry, 2, lambda: EMPTY).action == "beyond"

@@ -1,4 +1,4 @@
-"""Merging links of real deltas: the merged delta leads every copy on the line to the newest state."""
+"""A merged delta of real links leads every copy of the history to the newest state."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KEYS = "abcdefgh"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A store, and the member that merges."""
+    """Return a store and the member that merges."""
     return Place(tmp_path / "merging")
 
 
 def drawn_changes(chance: random.Random) -> dict[int, dict[str, int | None]]:
-    """Draw the changes of one delta: some key-groups, some keys, some deleted."""
+    """Draw the changes of one delta for some key-groups and keys, including deletions."""
     key_groups = chance.sample(range(4), chance.randint(1, 4))
     return {
         key_group: {key: chance.choice([None, *range(9)]) for key in chance.sample(KEYS, chance.randint(1, 4))}
@@ -43,7 +43,7 @@ def drawn_changes(chance: random.Random) -> dict[int, dict[str, int | None]]:
 
 
 def merge(place: Place, entries: dict[int, Entry], number: int = 500, level: int = 1) -> dict[int, Replacement]:
-    """Merge the links of cut entries, put the result, and list it."""
+    """Merge the links of cut entries, store the result, and list it."""
     reader = Reader(place.store)
     merger = DeltaMerger(place.folder, SCHEMA, reader, 1, place.keeper())
     merged = merger.merge(entries, attempt(number), level)
@@ -56,14 +56,14 @@ def merge(place: Place, entries: dict[int, Entry], number: int = 500, level: int
 
 
 def last_links(entry: Entry, count: int) -> Entry:
-    """Return the entry cut before its last links."""
+    """Return the entry cut before its last ``count`` links."""
     return Entry(
         None, entry.chain[-count:], cut=entry.chain[-count - 1].head if count < len(entry.chain) else entry.base
     )
 
 
 def held_by(folder: Folder, place: Place, entries: dict[int, Entry]) -> dict[int, dict[str, int]]:
-    """Bring the copies in a folder to the entries, and return what they hold."""
+    """Advance the copies in a folder to the entries, and return their contents."""
     copies, _ = place.keeper(folder=folder).advance(entries)
     return {key_group: held(copy) for key_group, copy in copies.items()}
 
@@ -71,7 +71,7 @@ def held_by(folder: Folder, place: Place, entries: dict[int, Entry]) -> dict[int
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.sample(step=4)
 def test_copies_at_any_head_reach_what_was_committed(place: Place, tmp_path: Path, seed: int) -> None:
-    """Copies that were left at each version, and new ones, hold the newest state after random merges."""
+    """Copies that stayed at each version, and new ones, reach the newest state after random merges."""
     chance = random.Random(seed)
     folders: list[Folder] = []
     for version in range(14):
@@ -90,7 +90,7 @@ def test_copies_at_any_head_reach_what_was_committed(place: Place, tmp_path: Pat
 
 
 def test_a_member_merges_what_it_sealed_without_a_request(place: Place) -> None:
-    """Its deltas, and its merged deltas, are local files."""
+    """A member merges deltas and merged deltas that it sealed itself without a GET."""
     for version in range(4):
         place.seal(version, {0: {"a": version, "b": 1}, 1: {"c": version}}, kept=True)
     place.bring()
@@ -104,7 +104,7 @@ def test_a_member_merges_what_it_sealed_without_a_request(place: Place) -> None:
 
 
 def test_a_merged_part_keeps_deletions(place: Place) -> None:
-    """A copy below it may have the key."""
+    """A merged part keeps deletions, because a copy below it may have the key."""
     place.seal(0, {0: {"a": 1, "b": 2}})
     place.bring()
     place.seal(1, {0: {"a": None}})
@@ -121,7 +121,7 @@ def test_a_merged_part_keeps_deletions(place: Place) -> None:
 
 
 def test_the_copies_of_the_merging_member_need_no_merged_delta(place: Place) -> None:
-    """They are advanced with the links that are merged, so that the next batch fetches nothing."""
+    """The merging member advances its copies with the merged links, so that the next batch fetches nothing."""
     place.seal(0, {0: {"a": 1}, 1: {"b": 1}})
     place.bring()
     for version in (1, 2, 3):
@@ -135,7 +135,7 @@ def test_the_copies_of_the_merging_member_need_no_merged_delta(place: Place) -> 
 
 
 def test_a_damaged_local_file_is_not_merged(place: Place) -> None:
-    """The part comes from the store instead."""
+    """If a local delta is damaged, the merge uses the part from the store."""
     place.seal(0, {0: {"a": 1}}, kept=True)
     place.seal(1, {0: {"a": 2}}, kept=True)
     for path in place.folder.sealed.iterdir():
@@ -148,7 +148,7 @@ def test_a_damaged_local_file_is_not_merged(place: Place) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
 def test_a_damaged_local_block_is_not_merged(place: Place, share: float) -> None:
-    """Its rows are checked when they are read. Then all parts come from the store."""
+    """If a local block is damaged, the merge detects it while reading and uses all parts from the store."""
     for version in range(4):
         place.seal(version, {0: {f"k{n}": version for n in range(50)}, 1: {"c": version}}, kept=True)
     place.bring()
@@ -167,7 +167,7 @@ def test_a_damaged_local_block_is_not_merged(place: Place, share: float) -> None
 def test_a_local_block_that_is_damaged_after_it_was_found_is_not_merged(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_one_value: bool
 ) -> None:
-    """All parts are read again, and come from the store. Only a checksum shows that a value changed."""
+    """If a local block is damaged after it was found, a checksum detects it, and all parts come from the store."""
     for version in range(4):
         place.seal(version, {0: {f"k{n}": version for n in range(50)}}, kept=True)
     place.bring()
@@ -187,7 +187,7 @@ def test_a_local_block_that_is_damaged_after_it_was_found_is_not_merged(
                 file.write(bytes(byte ^ (place in changed) for place, byte in enumerate(damaged[0])))
         return found
 
-    monkeypatch.setattr(part_files, "_MAPPED_FROM_BYTES", 0)  # private: small files are mapped, too
+    monkeypatch.setattr(part_files, "_MAPPED_FROM_BYTES", 0)  # private: maps small files, too
     monkeypatch.setattr(StackParts, "find_sealed_parts", find_and_damage)
     (replacement,) = merge(place, {0: last_links(place.entries[0], 2)}, 501, level=2).values()
     monkeypatch.undo()
@@ -199,7 +199,7 @@ def test_a_local_block_that_is_damaged_after_it_was_found_is_not_merged(
 
 
 def test_a_damaged_object_is_refused_and_nothing_is_put(place: Place) -> None:
-    """A merged part has a checksum of its own, so it would hide the damage."""
+    """A merge of a damaged object is refused and stores nothing, because the merged checksum would hide the damage."""
     links = [place.seal(version, {0: {"a": version}})[0] for version in (0, 1)]
     place.store.script(Fault("flipped", "get", links[0].object, times=None))
     names = place.store.list("")
@@ -211,8 +211,8 @@ def test_a_damaged_object_is_refused_and_nothing_is_put(place: Place) -> None:
 def test_an_object_of_large_parts_has_one_per_key_group_and_its_own_size(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts follow each other, and the record has the size of the object, so that unlisted bytes are known."""
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # private: no rows are too few for parts
+    """A merged object of large parts has one part per key-group, one after the other, and the record has its size."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # private: stores these small rows as parts
     for version in (0, 1):
         place.seal(version, {kg: {"a": version} for kg in range(4)})
     replacements = merge(place, {kg: last_links(entry, 2) for kg, entry in place.entries.items()})
@@ -227,7 +227,7 @@ def test_an_object_of_large_parts_has_one_per_key_group_and_its_own_size(
 
 
 def test_an_object_of_small_parts_is_a_block(place: Place) -> None:
-    """All key-groups have its checksum, and shares of its size."""
+    """A merged object of small parts is a block, whose links share its checksum and its size."""
     for version in (0, 1):
         place.seal(version, {kg: {"a": version} for kg in range(4)})
     replacements = merge(place, {kg: last_links(entry, 2) for kg, entry in place.entries.items()})

@@ -1,4 +1,4 @@
-"""What stacks lack is fetched into files: in ranges, several at a time, and all of it or nothing."""
+"""Missing parts of stacks are fetched into files, in parallel ranges, completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.state.members import Place
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A member without copies of six key-groups: large and small snapshots, chains after them, chains alone."""
+    """Return a member that lacks copies of six key-groups with large or small snapshots, chains, or both."""
     monkeypatch.setattr(reader, "RANGE_BYTES", 2_000)
     place = Place(tmp_path / "member")
     large = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(1_500)}
@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
-    """Every byte once, whatever the order of answers; the copies hold what was committed."""
+    """A member without copies fetches large snapshots in ranges, each byte once, and restores the committed state."""
     brought = place.bring()
     assert (brought.restores, place.strays()) == (6, [])
     lengths = [entry.snapshot.length for entry in place.entries.values() if entry.snapshot]
@@ -57,7 +57,7 @@ def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
 def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, skip: int, range_bytes: int
 ) -> None:
-    """Named as ever, be it the only range or one of several; what came goes, and the next try works."""
+    """If a range fails, the restore raises the error, removes its files, and succeeds the next time."""
     monkeypatch.setattr(reader, "RANGE_BYTES", range_bytes)
     times = None if kind in {"truncated", "flipped"} else 1  # damaged bytes are fetched twice
     fault = Fault(kind, "get", name="totals/key_group=0003", skip=skip, times=times)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
 def test_a_snapshot_that_is_damaged_on_its_way_is_fetched_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, range_bytes: int
 ) -> None:
-    """The object in the store is intact, so the restore succeeds, be it one range or several."""
+    """A snapshot that is corrupted in transit is fetched again, in one range or several, and the restore succeeds."""
     monkeypatch.setattr(reader, "RANGE_BYTES", range_bytes)
     place.store.script(Fault(kind, "get", name="totals/key_group=0003"))  # type: ignore[arg-type]
     assert place.bring().restores == 6
@@ -92,14 +92,14 @@ HARMS: dict[str, Callable[[Path], None]] = {
 
 
 def zero(path: Path, start: int, length: int) -> None:
-    """Have some bytes of a file be zeros."""
+    """Overwrite some bytes of a file with zeros."""
     with path.open("r+b") as file:
         file.seek(start)
         file.write(bytes(length))
 
 
 def harm_one(monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]) -> None:
-    """Harm the first snapshot that is read back."""
+    """Damage the first snapshot that is read back from the disk."""
     read, left = Path.read_bytes, [harm]
 
     def read_bytes(path: Path) -> bytes:
@@ -114,7 +114,7 @@ def harm_one(monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]) -> N
 def test_a_disk_that_does_not_keep_what_came_in_ranges_is_one_that_refuses(
     place: Place, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    """No object is blamed: the bytes that came were right. The next try works."""
+    """A disk that loses fetched bytes raises LocalDiskError, blames no object, and the next restore succeeds."""
     harm_one(monkeypatch, HARMS[harm])
     with pytest.raises(LocalDiskError, match="RIFFLE-0384") as caught:
         place.bring()
@@ -124,7 +124,7 @@ def test_a_disk_that_does_not_keep_what_came_in_ranges_is_one_that_refuses(
 
 
 def test_a_disk_that_gives_other_bytes_once_is_one_that_refuses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file is whole when it is read once more, so were the bytes that came."""
+    """A file that reads wrong once and right the second time raises LocalDiskError."""
     read, left = Path.read_bytes, [1]
 
     def read_bytes(path: Path) -> bytes:
@@ -138,7 +138,7 @@ def test_a_disk_that_gives_other_bytes_once_is_one_that_refuses(place: Place, mo
 
 
 def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody cleans the disk by hand; the next try has a file of its own."""
+    """A restore whose file is deleted meanwhile raises LocalDiskError, and the next one succeeds."""
     touch, made = Path.touch, list[Path]()
 
     def touched(path: Path) -> None:
@@ -155,7 +155,9 @@ def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monke
 
 @given(st.integers(0, 1_000_000_000), st.integers(0, 2_000_000_000))
 def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, others: int) -> None:
-    """None is longer than one and a half ranges, none but the only one shorter than half of one."""
+    """Ranges cover a snapshot exactly. Each has at most 1.5 times the chosen size, and at least half of it unless it is
+    the only one.
+    """
     most = choose_range_bytes(length + others)
     found = list(split_into_ranges(length, most))
     assert [start for start, _ in found] == [0, *itertools.accumulate(size for _, size in found)][: len(found)]

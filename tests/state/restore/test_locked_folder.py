@@ -1,4 +1,4 @@
-"""A process that hangs with the lock of a member's copies stops no other process, and nothing reads dropped copies."""
+"""A process that hangs with the lock of a member's copies stops no other process, and dropped copies are never read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_SECONDS = 0.01
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A member and an empty store. A writer waits for the lock for a short time."""
+    """Return a member and an empty store, whose writers wait only briefly for the lock."""
     monkeypatch.setattr(journal_file, "_LOCK_SECONDS", WAIT_SECONDS)  # private: a short wait
     place = Place(tmp_path / "member")
     place.seal(0, {1: {f"{n:04d}": n for n in range(500)}, 2: {"x": 1}})
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 @contextmanager
 def locked(place: Place) -> Iterator[None]:
-    """Hold the lock of the copies, as a process does that stopped while it wrote."""
+    """Hold the lock of the copies, like a process that stops while it writes."""
     path = place.folder.path / "stacks" / SCHEMA.store
     path.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY)
@@ -43,7 +43,7 @@ def locked(place: Place) -> Iterator[None]:
 
 
 def zero_fetched(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """Overwrite the next files with fetched deltas with zeros when they are read, until the returned list is empty."""
+    """Overwrite the next fetched files with zeros when they are read, until the returned list is empty."""
     read = Path.read_bytes
     left = [0] * times
 
@@ -58,7 +58,7 @@ def zero_fetched(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
 
 
 def test_copies_are_restored_without_the_lock(place: Place) -> None:
-    """The restored copy is read once. Its files are removed, because no stack lists them."""
+    """Without the lock, a batch restores and reads a copy, and then removes its files, which no stack lists."""
     with locked(place):
         assert place.bring().restores == 2
         assert place.strays() == []
@@ -68,7 +68,7 @@ def test_copies_are_restored_without_the_lock(place: Place) -> None:
 
 
 def test_deltas_are_added_without_the_lock(place: Place) -> None:
-    """The copies on the disk stay where they were, and advance once the lock is free."""
+    """Without the lock, a batch reads copies with new deltas, and the copies on disk advance when the lock is free."""
     place.bring()
     place.seal(1, {1: {"0000": None}, 2: {"y": 2}})
     with locked(place):
@@ -81,7 +81,7 @@ def test_deltas_are_added_without_the_lock(place: Place) -> None:
 @pytest.mark.parametrize("is_snapshot", [True, False])
 @pytest.mark.parametrize("is_behind", [True, False])
 def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: bool, is_behind: bool) -> None:
-    """The damaged copy cannot be dropped, and is not read, even if a delta must be added to it."""
+    """Without the lock, a damaged copy is restored and not read, although it cannot be dropped."""
     place.bring()
     (file,) = place.files(1 if is_snapshot else 2)
     file.write_bytes(b"\xff" * file.stat().st_size)
@@ -97,7 +97,7 @@ def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: 
 def test_a_copy_is_restored_without_the_lock_if_what_was_fetched_is_damaged_too(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The damaged copy on the disk is not read again after the second damage."""
+    """Without the lock, a copy is restored again if the fetched file is damaged too."""
     place.seal(1, {1: {"0000": None}})
     place.bring()
     part_files._files.clear()  # as in a new process
@@ -109,7 +109,7 @@ def test_a_copy_is_restored_without_the_lock_if_what_was_fetched_is_damaged_too(
 
 
 def test_a_disk_that_damages_each_restored_copy_counts_as_failed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch runs again without this executor. No object is damaged."""
+    """A disk that damages each restored copy raises LocalDiskError, so that the batch runs without this executor."""
     left = zero_fetched(monkeypatch, times=100)
     with pytest.raises(LocalDiskError, match="RIFFLE-0384") as caught:
         place.bring()
@@ -120,7 +120,7 @@ def test_a_disk_that_damages_each_restored_copy_counts_as_failed(place: Place, m
 
 
 def test_a_copy_of_a_key_group_without_state_is_not_read(place: Place) -> None:
-    """It cannot be dropped after a rollback, but counts as absent for batches and for caches."""
+    """Without the lock, a copy of a key-group that has no state after a rollback counts as absent."""
     place.bring()
     with locked(place):
         assert place.keeper(epoch=2).advance({1: EMPTY})[0] == {}
@@ -131,7 +131,7 @@ def test_a_copy_of_a_key_group_without_state_is_not_read(place: Place) -> None:
 
 
 def test_a_cache_that_cannot_be_started_again_counts_as_lost(place: Place) -> None:
-    """Its rows before this batch are not known."""
+    """Without the lock, an outdated cache counts as lost, because its earlier rows are unknown."""
     place.bring()
     place.seal(1, {2: {"y": 2}}, epoch=2)
     cut = cut_to_last(place.entries[2], 1)
@@ -140,7 +140,7 @@ def test_a_cache_that_cannot_be_started_again_counts_as_lost(place: Place) -> No
 
 
 def test_a_copy_that_cannot_be_removed_is_not_reported_as_removed(place: Place) -> None:
-    """Upkeep gets an error that names the folder, and tries again."""
+    """A drop without the lock raises LocalDiskError with the folder, and upkeep tries again."""
     place.bring()
     with locked(place), pytest.raises(LocalDiskError, match="RIFFLE-1730") as caught:
         place.folder.drop(SCHEMA.store, 1)

@@ -1,4 +1,4 @@
-"""Work that runs ahead: in order, several at once, within a bound, and no further than somebody listens."""
+"""Work runs ahead of its consumer: in order, in parallel, within a bound, and only while the consumer continues."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from riffle_spark.state.restore.prefetch import Budget, run_ahead
 
 
 def results(found: list[tuple[int, Future[int]]]) -> list[int]:
-    """Return what was made of the items."""
+    """Return the results of the items."""
     return [future.result() for _, future in found]
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 60), st.integers(1, 4))
 def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], bound: int, at_once: int) -> None:
-    """What is begun and not yet taken never holds more than the bound and one item."""
+    """Items are returned once and in order, and work that was started but not consumed exceeds the bound by at most one
+    item.
+    """
     taken: list[int] = []
     begun: list[int] = []
 
@@ -40,7 +42,7 @@ def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], b
 
 
 def test_an_error_is_its_items_alone() -> None:
-    """It is raised where the result is asked for."""
+    """An error is raised only by the future of its own item."""
     for item, future in run_ahead(lambda n: 1 // n, [1, 0, 1], lambda _: 1, 10, 2):
         if item:
             assert future.result() == 1
@@ -50,7 +52,7 @@ def test_an_error_is_its_items_alone() -> None:
 
 
 def test_who_stops_listening_stops_the_work() -> None:
-    """What has begun ends, nothing else begins, and no thread is left."""
+    """If the consumer stops, running work ends, no other work starts, and no thread is left."""
     done: list[int] = []
     threads = {*threading.enumerate()}
 
@@ -66,7 +68,7 @@ def test_who_stops_listening_stops_the_work() -> None:
 
 
 def test_a_budget_begins_one_thing_and_then_as_time_allows() -> None:
-    """Bytes count only for what fetches some."""
+    """A budget allows one item and then further ones while time is left, and counts bytes only for fetches."""
     now = [0.0]
     budget = Budget(1.0, 100_000, lambda: now[0])
     now[0] = 5.0

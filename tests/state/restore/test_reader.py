@@ -1,4 +1,4 @@
-"""Read parts from the store, in few requests."""
+"""Parts are read from the store in few requests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.kit.state.members import Place, delta_table
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A member and an empty store."""
+    """Return a member and an empty store."""
     return Place(tmp_path / "member")
 
 
 def test_a_part_of_any_length_is_not_made_room_for(place: Place) -> None:
-    """A record says how long a part is: neither the member's own file nor the store's object is that long."""
+    """A record with a huge part length is refused without allocating memory, for a local file and for an object."""
     (sealed,) = place.seal(0, {1: {"a": 1}})
     with pytest.raises(CorruptStateError, match="RIFFLE-0397"):
         place.reader.read_outputs("", [sealed._replace(start=1, length=1 << 62)])
 
 
 def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
-    """Ranges that lie side by side are read together."""
+    """Adjacent parts of one object are read with one GET."""
     links = place.seal(0, {kg: {f"k{kg}": kg} for kg in range(8)})
     place.store.calls.clear()
     tables = place.reader.read_outputs("", links)
@@ -37,21 +37,21 @@ def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
 
 
 def test_parts_far_apart_are_read_apart() -> None:
-    """What lies between is not read for nothing."""
+    """Parts that are far apart are read separately."""
     near, far = link(1, start=0, length=10), link(1, start=10_000_000, length=10)
     assert join_into_runs([near, link(1, start=20, length=5), far]) == [[near, link(1, start=20, length=5)], [far]]
     assert join_into_runs([]) == []
 
 
 def test_a_missing_object_is_named(place: Place) -> None:
-    """What the log lists and the store lacks is damage, with the remedy."""
+    """A listed object that the store lacks raises CorruptStateError with its name."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0462") as caught:
         place.reader.read_outputs("", [link(3)])
     assert caught.value.where == link(3).object
 
 
 def test_bytes_that_are_no_part_are_told() -> None:
-    """A right checksum over wrong bytes, or a part of another format, raises our error alone."""
+    """Bytes that are not a part, or a part of a newer format, raise only CorruptStateError."""
     for data in (b"", b"nothing of ours", part_codec.encode(delta_table({"a": 1}))[:-40]):
         with pytest.raises(CorruptStateError) as caught:
             part_codec.decode(data, part_codec.checksum(data), "x").validate(full=True)

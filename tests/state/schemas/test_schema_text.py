@@ -1,4 +1,4 @@
-"""A store's schema as a record keeps it, and back."""
+"""A store's schema is written to a record as text and read back."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ VARIABLES = (
 
 @pytest.mark.parametrize("state", [VALUE, pa.schema([])], ids=["columns", "no column"])
 def test_columns_come_back_from_their_text(state: pa.Schema) -> None:
-    """Key and state are what they were."""
+    """A schema of plain columns equals the one that is read from its text, and a process caches it."""
     schema = PlainColumns("s", KEY, state)
     back = schema_of_text("s", schema.to_text())
     assert back == schema
-    assert schema_of_text("s", schema.to_text()) is back, "a process keeps it, with its codecs"
+    assert schema_of_text("s", schema.to_text()) is back, "a process caches the schema with its codecs"
 
 
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("variables", [VARIABLES, VARIABLES[:1], ()], ids=["of each kind", "one", "none"])
 def test_variables_come_back_from_their_text(variables: Sequence[Variable], indexed: bool) -> None:
-    """Names, kinds, fields, lives and order, and whether elements can be due."""
+    """A schema of variables equals the one that is read from its text, with names, kinds, fields, TTLs and index."""
     schema = VariableColumns("s", KEY, tuple(variables), indexed=indexed)
     back = schema_of_text("s", schema.to_text())
     assert back == schema
 
 
 def test_the_text_has_the_fields_that_records_have_always_had() -> None:
-    """What earlier drivers wrote is read, and they read what this one writes."""
+    """The text has the same fields as in all earlier versions, so that old and new drivers read each other's."""
     kept = VariableColumns("s", KEY, VARIABLES[1:], indexed=True).to_text()
     assert [*kept] == ["key", "variables", "indexed", "text"]
     value, shop = schema_to_text(VALUE), schema_to_text(VARIABLES[2].key)

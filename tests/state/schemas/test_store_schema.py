@@ -1,4 +1,4 @@
-"""What both kinds of store answer for themselves."""
+"""Methods that both kinds of store schema have."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LONG = "l" * 2_000
 
 
 def plain_rows() -> pa.Table:
-    """Return a snapshot's rows, one of a long key."""
+    """Return the rows of a snapshot, one of them with a long key."""
     return pa.table([["b", LONG, "a"], [1, 2, 3]], schema=PLAIN.part_schema())
 
 
 def timed_rows(*dues: int | None) -> pa.Table:
-    """Return a snapshot's rows of one variable, the first of a long key, with when they are due."""
+    """Return snapshot rows of one variable with their due times, the first of them with a long key."""
     rows = [
         {"k": LONG if not at else f"k{at}", "__variable": "seen", "__due": due, "__state_seen": {"n": at}}
         for at, due in enumerate(dues)
@@ -32,7 +32,7 @@ def timed_rows(*dues: int | None) -> pa.Table:
 
 
 def test_a_snapshot_is_sorted_by_hash() -> None:
-    """So rows are found by a binary search, where they lie."""
+    """The rows of a snapshot are sorted by hash, so that a binary search finds them."""
     columns = PLAIN.sealed(plain_rows())
     assert columns.column_names == ["__hash", "k", "n"]
     assert columns["__hash"].to_pylist() == sorted(key_hashes([plain_rows()["k"]]).tolist())
@@ -42,7 +42,7 @@ def test_a_snapshot_is_sorted_by_hash() -> None:
 
 
 def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:
-    """Columns never are; of variables those that have a time count."""
+    """A store of variables reports its earliest due time, and a store of plain columns has none."""
     assert PLAIN.earliest_ms(plain_rows()) is None
     assert TIMED.earliest_ms(timed_rows(None, 9, 7)) == TIMED.earliest_ms(TIMED.sealed(timed_rows(None, 9, 7))) == 7
     assert TIMED.earliest_ms(timed_rows(None)) is None
@@ -50,7 +50,7 @@ def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:
 
 
 def test_meanings_of_columns_stay_until_another_is_told() -> None:
-    """Who tells none leaves them, as a driver of a user's own operator does; columns that change take theirs along."""
+    """A driver that passes no meanings of columns keeps the recorded ones, and new meanings replace them."""
     first = make_recorded_text(None, PLAIN, 0, {"n": "count(1)"})
     assert read_meanings(first) == {"n": "count(1)"}
     assert make_recorded_text(first, PLAIN, 1) == make_recorded_text(first, PLAIN, 1, {"n": "count(1)"}) == first
@@ -63,7 +63,7 @@ def test_meanings_of_columns_stay_until_another_is_told() -> None:
 
 
 def test_values_of_the_epoch_that_added_a_column_stay() -> None:
-    """Only earlier values belong to another column of that name."""
+    """A column hides only values that were written before the epoch that declared it."""
     wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
     schema = schema_of_text("s", make_recorded_text(make_recorded_text(None, PLAIN, 0), wide, 4))
     rows = pa.table([["a"], [1], [2]], schema=wide.part_schema())
@@ -72,7 +72,9 @@ def test_values_of_the_epoch_that_added_a_column_stay() -> None:
 
 
 def test_new_meanings_keep_the_history_of_the_columns() -> None:
-    """Otherwise a column that was dropped and declared again would show its old values."""
+    """New meanings keep the history of columns, so that a column that was dropped and declared again hides its old
+    values.
+    """
     wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
     changed = make_recorded_text(make_recorded_text(None, PLAIN, 0), wide, 4, {"t": "sum(x)"})
     renewed = make_recorded_text(changed, wide, 5, {"t": "sum(y)"})
@@ -81,7 +83,7 @@ def test_new_meanings_keep_the_history_of_the_columns() -> None:
 
 
 def test_keys_that_share_a_hash_are_sorted_by_their_stored_bytes() -> None:
-    """A NULL leaves the hash as it is, so (NULL, 5) and (5, NULL) share one."""
+    """Keys with the same hash are sorted by their stored bytes. (NULL, 5) and (5, NULL) share a hash."""
     schema = PlainColumns("s", pa.schema([("a", pa.int64()), ("b", pa.int64())]), N)
     rows = pa.table([[5, None], [None, 5], [1, 2]], schema=schema.part_schema())
     for table in (rows, rows.take([1, 0])):
@@ -91,7 +93,7 @@ def test_keys_that_share_a_hash_are_sorted_by_their_stored_bytes() -> None:
 
 
 def test_a_deleted_timer_is_never_due() -> None:
-    """A key-group is not due because of a timer that its batch has deleted."""
+    """A timer that its batch has deleted does not make a key-group due."""
     rows = [
         {"k": "a", "__variable": "__timer", "__due": 3, "__deleted": True},
         {"k": "a", "__variable": "__timer", "__due": 9, "__deleted": False},

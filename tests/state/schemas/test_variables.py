@@ -1,4 +1,4 @@
-"""Wide rows as parts have them, both ways and in order, and those of earlier formats and columns."""
+"""Rows of variables are converted to parts and back, in order, also from earlier formats and declarations."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ SCHEMA = VariableColumns(
 
 
 Drawn = tuple[VariableColumns, pa.Table]
-"""A schema, and rows of it."""
+"""A schema and its rows."""
 
 
 def canonical(schema: VariableColumns, table: pa.Table) -> list[object]:
-    """Return rows to be compared: keys as they are encoded, so with one zero and one NaN, the rest as it is."""
+    """Return comparable rows: keys as they are encoded, with one zero and one NaN, and all other values unchanged."""
     keys = schema.encoded(table).to_pylist()
     rows = table.select(table.column_names[len(schema.key) :]).to_pylist()
     for variable in schema.variables:
@@ -66,7 +66,7 @@ def canonical(schema: VariableColumns, table: pa.Table) -> list[object]:
 
 
 def distinct(schema: VariableColumns, table: pa.Table) -> pa.Table:
-    """Return the rows without those of an element that is there already, by key, variable and element."""
+    """Return the first row of each element, sorted by key, variable and element."""
     ranks = [
         (key, [*(v.name for v in schema.variables), TIMER].index(row[VARIABLE]), rank(schema, row))
         for key, row in zip(schema.encoded(table).to_pylist(), table.to_pylist(), strict=True)
@@ -76,7 +76,7 @@ def distinct(schema: VariableColumns, table: pa.Table) -> pa.Table:
 
 
 def rank(schema: VariableColumns, row: dict[str, Any]) -> tuple[object, ...]:
-    """Return what the element of a row compares as."""
+    """Return a value that compares like the element of a row."""
     name = row[VARIABLE]
     if name == TIMER:
         return (row[DUE],)
@@ -90,7 +90,7 @@ def rank(schema: VariableColumns, row: dict[str, Any]) -> tuple[object, ...]:
 
 @given(wide_tables())
 def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
-    """Rows to a part to its bytes to rows is the identity, by key, variable and element; so it is over merged parts."""
+    """Rows that are encoded as a part and read back are equal, also from merged parts."""
     schema, table = drawn
     table = distinct(schema, table)
     data = part_codec.encode(schema.sealed(table))
@@ -101,8 +101,8 @@ def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
         [*element_runs(part_codec.open_part(data, ""), schema)],
         [run for piece in pieces for run in element_runs(piece, schema)],
     )
-    for held in runs:
-        back = schema.to_wide_rows(merge_elements(schema, held, bottom=True))
+    for part_runs in runs:
+        back = schema.to_wide_rows(merge_elements(schema, part_runs, bottom=True))
         back.validate(full=True)
         assert back.schema.equals(schema.part_schema())
         assert repr(canonical(schema, back)) == repr(canonical(schema, table))
@@ -110,7 +110,7 @@ def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
 
 @given(wide_tables())
 def test_parts_of_the_first_format_are_read(drawn: Drawn) -> None:
-    """What a part's bytes held before is sorted when it is opened, and holds what it held."""
+    """A part of the first format is sorted when it is opened, and has equal rows."""
     schema, table = drawn
     table = distinct(schema, table)
     data = part_codec.encode(table)
@@ -123,7 +123,7 @@ def test_parts_of_the_first_format_are_read(drawn: Drawn) -> None:
 
 @given(wide_tables())
 def test_one_key_is_found_as_all_are(drawn: Drawn) -> None:
-    """The id of an entry of a map, asked for alone, is that of its row."""
+    """The id of one map key equals the id in its row."""
     schema, table = drawn
     for row in table.to_pylist():
         variable = schema.by_name.get(row[VARIABLE])
@@ -135,7 +135,7 @@ def test_one_key_is_found_as_all_are(drawn: Drawn) -> None:
 
 
 def test_a_part_lies_as_documented() -> None:
-    """By variable, hash and element, with ids, orders by due time, and no column that holds nothing."""
+    """A part is sorted by variable, hash and element, with ids, due orders, and without empty columns."""
     rows: list[dict[str, object]] = [
         {"k": "a", VARIABLE: "many", INDEX: 1, DUE: 4, "__state_many": {"n": 8}},
         {"k": "a", VARIABLE: "many", INDEX: 0, DUE: 5, "__state_many": {"n": 7}},
@@ -162,7 +162,7 @@ def test_a_part_lies_as_documented() -> None:
 
 
 def test_a_schema_is_sent_to_other_processes() -> None:
-    """It comes back equal, and with what it compiled left behind."""
+    """A pickled schema equals the original without its compiled parts."""
     assert SCHEMA.names[-1] == TIMER
     schema = replace(SCHEMA, history=History((3,), ((("one",), 3),)))
     back = pickle.loads(pickle.dumps(schema))
@@ -182,14 +182,14 @@ def test_a_schema_is_sent_to_other_processes() -> None:
     ],
 )  # fmt: skip
 def test_schemas_that_cannot_be_stored_are_refused(key: list[pa.Field], variables: list[Variable], says: str) -> None:
-    """Names that are there twice, too many variables, and types that state or a key cannot be of."""
+    """Duplicate names, too many variables, and types that state or keys cannot have are refused."""
     with pytest.raises(ConfigError, match=says):
         VariableColumns("s", pa.schema(key), tuple(variables))
 
 
 @pytest.mark.parametrize("key", [None, VALUE], ids=["value", "map"])
 def test_what_holds_nothing_holds_nothing_with_other_fields(key: pa.Schema | None) -> None:
-    """Rows that only delete hold no struct, and get none where fields have changed or one is not known."""
+    """Rows without a struct, such as deletions, have none after fields of the variable changed or were hidden."""
     kind: Kind = "value" if key is None else "map"
     before = Variable("v", kind, pa.schema([("n", pa.int32()), ("m", pa.int32())]), key)
     value: dict[str, object] = {"n": 1, "m": 2}
@@ -202,28 +202,28 @@ def test_what_holds_nothing_holds_nothing_with_other_fields(key: pa.Schema | Non
 
 
 def test_a_map_that_was_written_as_another_kind_is_refused() -> None:
-    """What became of older parts no history says of: roots of before may have such."""
+    """A map that was stored as another kind is refused, which parts of old roots may need."""
     before = Variable("v", "value", VALUE)
     with pytest.raises(CorruptStateError, match="RIFFLE-0471"):
         Variable("v", "map", VALUE, VALUE).fit_to_fields(pa.array([{"n": 1}], before.type))
 
 
 def test_many_bytes_are_sorted_some_key_groups_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrow takes no more than 2 GiB of text at once; the parts are the same."""
+    """Rows of more bytes than Arrow sorts at once are sorted by key-group, and the parts are equal."""
     rows: list[dict[str, object]] = [
         {"k": f"{kg}{n}", VARIABLE: name, "__state_one": {"n": n} if name == "one" else None, DUE: n if n % 2 else None}
         for kg in range(5) for n in range(kg * 3) for name in ("one", TIMER)
     ]  # fmt: skip
     key_groups = np.array([int(str(row["k"])[0]) for row in rows], np.int32)
     at_once = SCHEMA.sort_by_group(table_of(SCHEMA, rows), key_groups)
-    monkeypatch.setattr(variables, "_SORTED_BYTES", 500)  # else it takes gigabytes
+    monkeypatch.setattr(variables, "_SORTED_BYTES", 500)  # else the test would take gigabytes
     by_group = SCHEMA.sort_by_group(table_of(SCHEMA, rows), key_groups)
     assert by_group.column(0).num_chunks > 1
     assert by_group.equals(at_once)
 
 
 def test_rows_of_variables_that_are_gone_are_left_out() -> None:
-    """A part may be older than the variables of today, whatever its format is; fields come and go too."""
+    """Rows of removed variables and fields are left out, in parts of every format."""
     before = Variable("many", "list", pa.schema([("gone", pa.string()), ("n", pa.int32())]))
     other = VariableColumns("s", SCHEMA.key, (Variable("two", "value", VALUE), before))
     rows: list[dict[str, object]] = [
