@@ -7,6 +7,8 @@ from typing import cast
 
 import click
 
+from riffle_spark.unknown_names import nearest
+
 
 def load_command(module: str, name: str) -> click.Command:
     """Import and return the object ``<name>_command`` of a module below ``riffle_spark.console``."""
@@ -31,6 +33,18 @@ class LazyGroup(click.Group):
         if cmd_name not in self.lazy:
             return super().get_command(ctx, cmd_name)
         return load_command(self.lazy[cmd_name][0], cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name. The error for an unknown one has the nearest known name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            similar = nearest(args[0], self.list_commands(ctx))
+            if not similar or repr(similar) in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {similar!r}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""

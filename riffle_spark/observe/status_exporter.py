@@ -16,6 +16,7 @@ Theory of operation.
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from riffle_spark.errors import CorruptStateError
@@ -218,6 +219,8 @@ class StatusExporter:
     def _write(self, facts: DriverFacts, state: State) -> None:
         """Write a status unless a newer driver has written its own."""
         self._tried_ms = facts.time_ms
+        if state in ENDED:  # ``stop`` pauses the query first, and a restart ends each pause
+            facts = replace(facts, paused_since_ms=None)
         settings = self._settings()
         self._tried_steering = _steering(facts)
         before = dict(self._objects.requests)

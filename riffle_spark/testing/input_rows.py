@@ -29,8 +29,8 @@ def input_schema(schema: object) -> pa.Schema:
 def input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
     """Return rows as a table with these columns. A column that a dictionary omits is null.
 
-    Raises ``ConfigError`` for unknown columns, and for a table that lacks a column. The column types of a table are not
-    checked.
+    Raises ``ConfigError`` for unknown columns, for a table that lacks a column, and for a value of a dictionary that
+    does not fit its column. The column types of a table are not checked.
     """
     if isinstance(rows, pa.Table):
         check_known("column", rows.column_names, schema.names, source="the fed rows", where="the table")
@@ -46,4 +46,21 @@ def input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
     dictionaries = list(rows)
     for number, row in enumerate(dictionaries):
         check_known("column", row, schema.names, source="the fed rows", where=f"row {number}")
-    return pa.Table.from_pylist(dictionaries, schema=schema)
+    columns = [_input_column([row.get(field.name) for row in dictionaries], field) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _input_column(values: list[object], field: pa.Field) -> pa.Array:
+    """Return the values as an Arrow array of the field's type. Raises ``ConfigError`` for a value that does not fit."""
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        name = field.name
+        column_type = field.type
+        reason = str(error).rstrip(".")
+        raise ConfigError(
+            f"A value does not fit column {name!r} ({column_type}): {reason}.",
+            remedy="Correct the value in the fed rows, or the type in the input schema.",
+            where="the fed rows",
+            id="RIFFLE-1751",
+        ) from error

@@ -48,6 +48,21 @@ def test_the_line_of_each_command_starts_its_own_help(name: str) -> None:
     assert command.help.split()[0] == COMMANDS[name][1].split()[0]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ending"),
+    [
+        (["stat"], "No such command 'stat'. Did you mean 'state'?"),
+        (["savepoint", "lst"], "No such command 'lst'. Did you mean 'list'?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+    ],
+)
+def test_an_unknown_command_names_the_nearest_one(arguments: list[str], ending: str) -> None:
+    """If no name is similar, none is suggested."""
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert done.output.rstrip().endswith(ending)
+
+
 def test_every_command_is_listed_with_its_line() -> None:
     """`riffle --help` lists all commands."""
     shown = CliRunner().invoke(main, ["--help"]).output

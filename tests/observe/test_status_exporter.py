@@ -188,6 +188,14 @@ def test_a_paused_query_says_since_when(writer: Writer) -> None:
     assert (writer.stored().state, writer.stored().facts.paused_since_ms) == ("paused", 1_055_000)
 
 
+def test_the_status_of_an_ended_query_has_no_pause(writer: Writer) -> None:
+    """A job pauses its query before it stops it, and a restart ends each pause."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    writer.exporter.export(None, _facts(60, paused_since_ms=1_055_000), ())
+    writer.exporter.close()
+    assert (writer.stored().state, writer.stored().facts.paused_since_ms) == ("stopped", None)
+
+
 def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
     """With `status_page`, the exporter also writes the page of each written status, with one PUT more."""
     paged = Writer(writer.objects, status_page=True)

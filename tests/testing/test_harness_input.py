@@ -52,6 +52,15 @@ def test_the_schema_may_be_ddl(ddl: str) -> None:
         assert query.feed([{"user": "ann", "amount": 3}]) == [{"user": "ann", "payments": 1, "paid": 3}]
 
 
+def test_a_value_of_another_type_is_refused_with_its_column() -> None:
+    """Nothing is committed, so the rows can be fed again."""
+    with Harness(Stateful("t", "k", aggregate(total=sum_("n"))), "k string, n long") as query:
+        with pytest.raises(ConfigError, match=r"column 'n' \(int64\): Could not convert 'three'") as refused:
+            query.feed([{"k": "a", "n": 3}, {"k": "a", "n": "three"}])
+        assert refused.value.id == "RIFFLE-1751"
+        assert query.feed([{"k": "a", "n": 3}]) == [{"k": "a", "total": 3}]
+
+
 @pytest.mark.parametrize(
     ("given", "said"), [("user strin", "RIFFLE-0206"), ("", "schema"), ({"user": "string"}, "RIFFLE-0475")]
 )

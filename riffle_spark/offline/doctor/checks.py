@@ -133,11 +133,11 @@ def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka
     """Name the connectors of Kafka and ``s3a://`` that the installed Spark needs."""
     packaged = ",".join(conf.get(name, "") for name in ("spark.jars.packages", "spark.jars"))
     wanted = (
-        ("kafka-connector", kafka, "spark-sql-kafka-0-10", spark.kafka_connector, "kafka"),
-        ("s3a-connector", s3a, "hadoop-aws", spark.hadoop_aws, "s3a"),
+        ("kafka-connector", kafka, "spark-sql-kafka-0-10", spark.kafka_connector, "kafka", "to read Kafka"),
+        ("s3a-connector", s3a, "hadoop-aws", spark.hadoop_aws, "s3a", "for s3a:// paths, not for the root"),
     )
     results = []
-    for check, is_needed, jar, coordinate, option in wanted:
+    for check, is_needed, jar, coordinate, option, use in wanted:
         if not is_needed:
             continue
         if spark.has_jar(jar) or jar in packaged:
@@ -148,7 +148,7 @@ def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka
             if coordinate
             else "Pass the hadoop-aws of the cluster's version of Hadoop with --packages."
         )
-        results.append(Result(check, "warning", f"{jar} is not among Spark's jars.", remedy))
+        results.append(Result(check, "warning", f"{jar} is not among Spark's jars. Spark needs it {use}.", remedy))
     return results
 
 

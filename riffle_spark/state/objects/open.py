@@ -140,7 +140,7 @@ def _split(url: str) -> tuple[str, list[str]]:
     parts = [part for part in rest.split("/") if part]
     hint = next((hint for starts, hint in _HINTS if any(_begins(url, start) for start in starts)), None)
     if hint or scheme not in _SCHEMES or not separator or not parts or rest.startswith("/") != (scheme == "file"):
-        raise _refused(url, "is not a supported URL", hint or _REMEDY)
+        raise _refused(url, "is not a supported URL", hint or _folder_remedy(url))
     if {".", ".."} & set(parts) or not url.isprintable() or url != url.strip():
         raise _refused(url, "contains '.' or '..' parts, surrounding blanks or unprintable characters")
     if scheme not in ("file", "memory") and "?" in rest:
@@ -158,6 +158,13 @@ def _begins(url: str, start: str) -> bool:
     """Return whether a URL has this scheme, or is in this folder."""
     following = url[len(start) : len(start) + 1]
     return url.startswith(start) and (following in ("/", "") if "/" in start else following == ":")
+
+
+def _folder_remedy(url: str) -> str:
+    """Return the remedy for a root without a known scheme. A plain path is written as a URL."""
+    if not re.match(r"/[^/]", url):
+        return _REMEDY
+    return f"Set `root` to file://{url} if all executors share this folder, or to {_URLS} or another file:///path."
 
 
 def _refused(url: str, problem: str, remedy: str = _REMEDY) -> ConfigError:

@@ -55,6 +55,12 @@ class TestRoots:
                 check(url)
             assert instead in caught.value.remedy
 
+    def test_a_plain_path_is_refused_with_its_url(self) -> None:
+        """The user can copy the URL."""
+        with pytest.raises(ConfigError, match="Set `root` to file:///data/state if") as refused:
+            open_store("/data/state")
+        assert refused.value.id == "RIFFLE-0442"
+
     def test_a_folder_that_only_looks_like_one_of_databricks_is_allowed(self) -> None:
         """A folder whose name only starts like a Databricks folder is allowed."""
         assert normalised("file:///dbfs2/a") == "file:///dbfs2/a"
