@@ -23,7 +23,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import normalised, open_store
 
 _started: Final = set[str]()
-"""The roots of the queries that this process has started."""
+"""The roots of the queries that this process has started. Queries that were refused do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,7 @@ class OpenedRoot:
 
 def exact_root(home: Home) -> OpenedRoot:
     """Return the root of ``home`` itself, opened for a query. No other query may share it."""
-    opened = _open(home, home.root)
-    _started.add(normalised(opened.root))
-    return opened
+    return _open(home, home.root)
 
 
 def choose_root(home: Home, query: NewQuery) -> OpenedRoot:
@@ -74,8 +72,12 @@ def choose_root(home: Home, query: NewQuery) -> OpenedRoot:
         if earlier is None:
             add_query(shared, name, query.stores)
         opened = earlier or opened
-    _started.add(normalised(opened.root))
     return opened
+
+
+def mark_started(root: str) -> None:
+    """Note that this process starts the query of a root. Further queries with the same stores are others, then."""
+    _started.add(normalised(root))
 
 
 def _roots_of_query_id(home: Home, name: str, query_id: str | None) -> Iterator[OpenedRoot]:

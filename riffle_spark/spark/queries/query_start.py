@@ -195,6 +195,7 @@ def _choose_root(
     stored_stages.check_mode(stages, schemas, writer_settings.mode)
     taken_over = writer_settings.option(stored_stages.TAKE_OVER) or ""
     stored_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken_over)
+    query_roots.mark_started(opened.root)
     return settings
 
 

@@ -15,7 +15,7 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.offline.verify import verify
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.spark.queries import query_roots
-from riffle_spark.spark.queries.query_roots import NewQuery, choose_root, exact_root
+from riffle_spark.spark.queries.query_roots import NewQuery, choose_root, exact_root, mark_started
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root, query_names, root_of
 from riffle_spark.state.objects.open import open_store
@@ -53,6 +53,7 @@ def commit(root: str, query_id: str, *stores: str) -> None:
 def start(home: Home, query: NewQuery, query_id: str) -> str:
     """Start a new query, run its first batch, and return its root."""
     root = choose_root(home, query).root
+    mark_started(root)
     commit(root, query_id, *query.stores)
     return root
 

@@ -144,6 +144,21 @@ def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
     assert len(records(f"file://{tmp_path}/own")) == 2
 
 
+def test_a_query_that_was_refused_is_refused_at_its_next_start_too(
+    events: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query is refused with each new checkpoint, also after its changed state was refused with the old one."""
+    end(writer_of(events.groupBy("k").count(), tmp_path / "c1").trigger(availableNow=True).start())
+    monkeypatch.setattr(query_roots, "_started", set())
+    changed = events.groupBy(F.col("k").cast("string").alias("k")).count()
+    with pytest.raises(ConfigError, match="RIFFLE-0334"):
+        writer_of(changed, tmp_path / "c1").trigger(availableNow=True).start()
+    for checkpoint in ("c2", "c2", "c3"):
+        query = writer_of(changed, tmp_path / checkpoint).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match="RIFFLE-0210"):
+            query.awaitTermination()
+
+
 @pytest.mark.long
 def test_a_query_without_a_checkpoint_starts_anew_with_a_warning(
     events: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
