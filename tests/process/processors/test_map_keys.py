@@ -22,7 +22,7 @@ def stored() -> Store:
     return store
 
 
-def test_nested_keys_are_distinct_in_the_batch_and_after_it() -> None:
+def test_nested_keys_are_compared_by_value() -> None:
     """Nested keys are compared by field and element, with nulls, in the batch and after it.
 
     Arrays may be tuples, and structs may be lists or dictionaries.
