@@ -247,7 +247,7 @@ def test_no_timer_fires_with_the_time_mode_none() -> None:
     slot = Slot(processor, "None")
     slot.batch({"a": [1]}, now_ms=100, watermark_ms=100)
     assert slot.outcomes == [(0, 0, None)]
-    assert "find_due_elements" not in slot.copies[0].asked
+    assert "find_due_elements" not in slot.copies[0].calls
 
 
 @pytest.mark.parametrize("when", ["rows", "timer", "begin", "end", "initial"])

@@ -148,11 +148,11 @@ def test_expiry_reads_only_due_timers() -> None:
         store.session.timers.register(number)
     store.commit()
     store.batch()
-    store.reading.asked.clear()
+    store.reading.calls.clear()
     assert len(fired(store, 99)) == 100
     assert store.session.next_due_ms() == 100
     assert store.session.keys(0).num_rows == 100
-    assert set(store.reading.asked) <= {"find_due_elements", "find_due_time"}
+    assert set(store.reading.calls) <= {"find_due_elements", "find_due_time"}
 
 
 @pytest.mark.parametrize("ttl_ms", [2**63 - 1, 2**63 - 1 - 10, 2**63 - 1 - 11])
