@@ -50,15 +50,17 @@ def test_an_id_has_one_message(messages: list[reference.Message]) -> None:
 def test_every_created_error_has_an_id(reader: reference.Reader) -> None:
     """Every call that creates an error passes an id."""
     sources = {path: reader.source(path).statements for path in (CHECKOUT / "riffle_spark").rglob("*.py")}
-    classes_made = [node for found in sources.values() for node, _, _ in found if isinstance(node, ast.ClassDef)]
+    classes_made = [
+        node for statements in sources.values() for node, _, _ in statements if isinstance(node, ast.ClassDef)
+    ]
     bases = {node.name: set(map(ast.unparse, node.bases)) for node in classes_made}
     classes = {ROOT}
     while extended := {name for name, own_bases in bases.items() if classes & own_bases} - classes:
         classes |= extended
     bare = [
         f"{path.relative_to(CHECKOUT)}:{node.lineno}"
-        for path, found in sources.items()
-        for _, _, nodes in found
+        for path, statements in sources.items()
+        for _, _, nodes in statements
         for node in nodes
         if isinstance(node, ast.Call)
         and not any(keyword.arg == "id" for keyword in node.keywords)

@@ -28,8 +28,8 @@ MINUTE = 60
 
 def block(info: str) -> str:
     """Return the only fenced block of the page with this language."""
-    (found,) = [each.code for each in blocks(PAGE) if each.info == info]
-    return found
+    (command,) = [each.code for each in blocks(PAGE) if each.info == info]
+    return command
 
 
 def commands() -> dict[str, list[str]]:

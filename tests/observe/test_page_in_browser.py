@@ -107,9 +107,9 @@ def test_axe_reports_planted_accessibility_violations(browser: Page, files: dict
     open_file(browser, files["small"])
     browser.run("document.querySelector('.figures dt').style.color = '#ccc'")
     browser.run("{ const field = document.getElementById('key-group'); field.closest('label').replaceWith(field); }")
-    found = json.dumps(violations_of(browser))
-    assert '"label", "critical"' in found
-    assert '"color-contrast", "serious"' in found
+    violations = json.dumps(violations_of(browser))
+    assert '"label", "critical"' in violations
+    assert '"color-contrast", "serious"' in violations
 
 
 def test_the_browser_shows_the_numbers_of_the_status(browser: Page, files: dict[str, Path]) -> None:

@@ -16,15 +16,15 @@ ROWS = pa.schema([("user", pa.string()), ("paid", pa.int64()), ("at", pa.timesta
 BEST = pa.schema([("best", pa.int64())])
 
 
-def totals(**given: Any) -> Stateful:
+def totals(**options: Any) -> Stateful:
     """Return an aggregate."""
-    return Stateful("totals", "user", aggregate(payments=count(), paid=sum_("paid")), **given)
+    return Stateful("totals", "user", aggregate(payments=count(), paid=sum_("paid")), **options)
 
 
 def best_of(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the greatest payment per user as output and as state."""
-    found = pa.concat_tables([rows.select(["user", "paid"]).rename_columns(["user", "best"]), state])
-    best = found.group_by("user").aggregate([("best", "max")]).select(["user", "best_max"])
+    candidates = pa.concat_tables([rows.select(["user", "paid"]).rename_columns(["user", "best"]), state])
+    best = candidates.group_by("user").aggregate([("best", "max")]).select(["user", "best_max"])
     best = best.rename_columns(["user", "best"])
     return best, best
 

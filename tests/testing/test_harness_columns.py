@@ -38,13 +38,13 @@ FORMS = {"rows": transform_with_state, "pandas": transform_with_state_in_pandas}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("s.x", "in"), ("S.X", "in")])
-def test_rows_keep_all_their_columns_for_any_key(form: str, key: str, found: str) -> None:
+@pytest.mark.parametrize(("key", "value"), [("USER", "ann"), ("s.x", "in"), ("S.X", "in")])
+def test_rows_keep_all_their_columns_for_any_key(form: str, key: str, value: str) -> None:
     """Rows have all their columns, also two of one name, whether the key is a column or a field of a struct."""
     operator = FORMS[form](Columns(), key=key, output="key string, told string")
     rows = pa.Table.from_arrays([["ann"], pa.array([{"x": "in"}], STRUCT), [1], [2]], schema=ROWS)
     with Harness(operator, ROWS) as query:
-        assert query.feed(rows) == [{"key": found, "told": "['user', 's', 'v', 'v', 1, 2]"}]
+        assert query.feed(rows) == [{"key": value, "told": "['user', 's', 'v', 'v', 1, 2]"}]
 
 
 def test_an_aggregate_finds_its_columns_ignoring_case() -> None:
@@ -52,9 +52,9 @@ def test_an_aggregate_finds_its_columns_ignoring_case() -> None:
     kind = pa.struct([("x", pa.int64())])
     rows = pa.schema([("user", pa.string()), ("V", pa.int64()), ("s", kind), ("T", kind)])
     declared = aggregate(total=sum_("v"), least=min_("S.X"), most=max_("t.x"), n=count("USER"))
-    given = [{"user": "ann", "V": n, "s": {"x": n}, "T": None if n == 3 else {"x": 10 * n}} for n in (1, 2, 3)]
+    values = [{"user": "ann", "V": n, "s": {"x": n}, "T": None if n == 3 else {"x": 10 * n}} for n in (1, 2, 3)]
     with Harness(Stateful("totals", "User", declared), rows) as query:
-        assert query.feed(given) == [{"user": "ann", "total": 6, "least": 1, "most": 20, "n": 3}]
+        assert query.feed(values) == [{"user": "ann", "total": 6, "least": 1, "most": 20, "n": 3}]
 
 
 def test_columns_are_case_sensitive_with_sparks_setting() -> None:

@@ -216,8 +216,8 @@ def test_results_of_merged_buffers_equal_sparks_aggregates(
     texts = [text for text in QUERIES[name] if text not in OVERFLOWING[ansi]]
     theirs = by_key(aggregated(rows, texts).collect())
     for batches in (1, BATCHES):
-        found, _ = answer(aggregated(stream, texts), rows, batches=batches)
-        ours = by_key(found)
+        merged, _ = answer(aggregated(stream, texts), rows, batches=batches)
+        ours = by_key(merged)
         assert ours.keys() == theirs.keys()
         pairs = [(ours[key], row) for key, row in theirs.items()]
         assert not {text: (own[text], row[text]) for own, row in pairs for text in texts if own[text] != row[text]}
@@ -226,9 +226,9 @@ def test_results_of_merged_buffers_equal_sparks_aggregates(
 def test_estimates_of_merged_registers_equal_sparks(rows: DataFrame, stream: DataFrame) -> None:
     """For every type that Spark hashes, the estimates from merged registers are those of Spark."""
     rows, stream = (frame.withColumn("k", F.col("k") % 3) for frame in (rows, stream))
-    found, (spec,) = answer(aggregated(stream, ESTIMATES), rows, batches=BATCHES)
+    merged, (spec,) = answer(aggregated(stream, ESTIMATES), rows, batches=BATCHES)
     assert {function.function for function in spec.functions} == HASHED
-    assert by_key(found) == by_key(aggregated(rows, ESTIMATES).collect())
+    assert by_key(merged) == by_key(aggregated(rows, ESTIMATES).collect())
 
 
 @pytest.mark.parametrize(("ansi", "text"), [(ansi, text) for ansi, texts in OVERFLOWING.items() for text in texts])

@@ -249,7 +249,9 @@ def test_a_de_duplication_renames_columns_of_the_same_name() -> None:
 
 def test_two_columns_of_event_time_are_refused() -> None:
     """Two columns with event time are refused, as in Spark."""
-    timed = [column(name, "timestamp", at, metadata={"spark.watermarkDelayMs": 1}) for at, name in enumerate("ab")]
+    timed = [
+        column(name, "timestamp", number, metadata={"spark.watermarkDelayMs": 1}) for number, name in enumerate("ab")
+    ]
     node = PlanNode("Deduplicate", (), {"keys": (timed[0].expression,)}, {}, is_streaming=True, handle=0)
     with pytest.raises(ConfigError, match=REFUSED["event_times"].id):
         read_distinct_rows(node, timed, ())
@@ -280,7 +282,7 @@ def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
     keys = [read_grouping_keys(keyed(columns)) for columns in zip(*equal, strict=True)]
     rest = [part for part in parts if part.kind != "EqualTo"]
     times = [next(each for each in side if each.delay_ms is not None) for side in (left, right)]
-    found = EquiJoin(
+    join = EquiJoin(
         how or stage.node.join_type, (left, right), (keys[0], keys[1]), rest, None, times, (60_000, 0), by_id.keys()
     )
 
@@ -288,7 +290,7 @@ def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
         typed = next((each for each in expression.children if each.kind == "AttributeReference"), expression)
         return by_id[typed.id].field if typed.kind == "AttributeReference" else {"name": "", "type": "timestamp"}
 
-    return JoinMapSide(found, ExpressionFacts(lambda expression: expression.kind, field))
+    return JoinMapSide(join, ExpressionFacts(lambda expression: expression.kind, field))
 
 
 @every_version
@@ -324,8 +326,8 @@ def test_rows_of_a_join_by_window_are_due_at_its_end() -> None:
     windows = [column("w", {"type": "struct", "fields": ends}, number, metadata=metadata) for number in (0, 1)]
     (left,), (right,) = (read_grouping_keys(keyed([window])) for window in windows)
     sides = ([windows[0]], [windows[1]])
-    found = EquiJoin("Inner", sides, ([left], [right]), (), 0, (windows[0], windows[1]), (None, None), {0, 1})
-    rows = JoinMapSide(found, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
+    join = EquiJoin("Inner", sides, ([left], [right]), (), 0, (windows[0], windows[1]), (None, None), {0, 1})
+    rows = JoinMapSide(join, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
     spec = rows.make_spec(pa.schema([(name, pa.timestamp("us")) for name, _ in rows.side_columns(0)]), ())
     assert (spec.left.due, spec.right.due) == ("w_end", "w_end")
 
@@ -374,8 +376,8 @@ def test_a_table_stores_only_order_columns_and_columns_that_are_read(version: st
         read_grouping_keys(keyed([each for each in left if each.name == "page"])),
         read_grouping_keys(keyed(of_table)),
     ]
-    found = TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), [])
-    rows = TableMapSide(found, [each.id for each in of_table], ())
+    join = TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), [])
+    rows = TableMapSide(join, [each.id for each in of_table], ())
     assert (list(rows.stored_columns.values()), list(rows.stream_columns.values())) == (["seen"], [])
 
 
