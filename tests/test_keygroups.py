@@ -98,7 +98,7 @@ def test_published_bytes_give_the_published_hash(vector: dict[str, Any]) -> None
     assert struct.unpack("<q", struct.pack("<Q", seed))[0] == int(vector["xxhash64"])
 
 
-def test_document_shows_vectors_that_exist() -> None:
+def test_vectors_in_the_document_are_published_vectors() -> None:
     """Each line of the table in key-groups.md is one of the published vectors."""
     published = {(described(vector), vector["xxhash64"], str(vector["key_group_of_128"])) for vector in VECTORS}
     section = DOCUMENT.read_text().split("## Test vectors")[1].split("\n## ")[0]
@@ -122,7 +122,7 @@ def test_bytes_of_any_length_hash_as_the_reference_does(values: list[bytes | Non
     assert key_hashes([longs[1:], array[1:]]).tolist() == expected[1:]
 
 
-def test_chunks_and_wide_or_narrow_offsets_do_not_matter() -> None:
+def test_a_column_has_the_same_hashes_in_every_arrow_layout() -> None:
     """A column has the same hashes in every Arrow layout."""
     values = ["a", None, "Zürich", "", "x" * 50]
     chunked = pa.chunked_array([pa.array(values[:2]), pa.array(values[2:])])
@@ -162,7 +162,7 @@ def test_names_are_quoted() -> None:
     assert spark_expression(["a", "b`c", "d.e"], 128) == "cast(pmod(xxhash64(`a`, `b``c`, `d.e`), 128L) as int)"
 
 
-def test_slot_numbers_land_on_their_partition() -> None:
+def test_slot_numbers_hash_to_their_partition() -> None:
     """The i-th slot number is the smallest that hash partitioning sends to partition i."""
     for count in (1, 2, 3, 12, 100, 1024):
         numbers = slot_numbers(count)
@@ -172,13 +172,13 @@ def test_slot_numbers_land_on_their_partition() -> None:
     assert slot_numbers(12) is slot_numbers(12)
 
 
-def test_warns_of_few_key_groups() -> None:
+def test_few_key_groups_per_slot_cause_a_warning() -> None:
     """Fewer than four key-groups per slot cause a warning with a better number."""
     assert few_key_groups_warning(128, 32) is None
     assert "132" in (few_key_groups_warning(128, 33) or "")
 
 
-def test_a_fraction_is_no_key_of_a_column_of_integers() -> None:
+def test_a_fraction_as_key_of_an_integer_column_is_refused() -> None:
     """A fraction as the key of an integer column is refused. Rounding would give another key's key-group."""
     assert key_column(1, pa.int64()).to_pylist() == [1]
     with pytest.raises(ValueError, match=r"1\.5"):

@@ -93,7 +93,7 @@ def test_published_vectors_hold_in_spark(spark: SparkSession) -> None:
     assert answer[1::2] == [vector["key_group_of_128"] for vector in vectors]
 
 
-def test_hash_of_every_type_and_pair_of_types_is_sparks(spark: SparkSession, keys: pa.Table) -> None:
+def test_hashes_of_every_type_and_pair_of_types_equal_sparks(spark: SparkSession, keys: pa.Table) -> None:
     """Python hashes keys of one or two columns of all types, with nulls, as Spark does."""
     names = keys.column_names
     chosen = [(name,) for name in names] + list(itertools.pairwise([*names, names[0], *names[::3], *names[::-4]]))
@@ -107,7 +107,7 @@ def test_hash_of_every_type_and_pair_of_types_is_sparks(spark: SparkSession, key
 
 @pytest.mark.parametrize("total", [1, 7, 128, 32_768])
 @pytest.mark.sample(step=3)
-def test_key_group_of_a_composite_key_is_sparks(spark: SparkSession, keys: pa.Table, total: int) -> None:
+def test_key_groups_of_composite_keys_equal_sparks(spark: SparkSession, keys: pa.Table, total: int) -> None:
     """For keys of many columns, Spark's key-groups from the SQL expression are those of Python."""
     names = keys.column_names
     chosen = [names, names[::-1], names[::2], names[1:5]]
@@ -116,7 +116,7 @@ def test_key_group_of_a_composite_key_is_sparks(spark: SparkSession, keys: pa.Ta
         assert key_groups([keys.column(name) for name in some], total).tolist() == expected
 
 
-def test_murmur3_is_sparks_hash_of_an_int(spark: SparkSession) -> None:
+def test_murmur3_equals_sparks_hash_of_an_int(spark: SparkSession) -> None:
     """Python's Murmur3 equals Spark's ``hash(int)`` for small, negative and extreme numbers."""
     numbers = np.array([*range(-300, 3000), 2**31 - 1, -(2**31)], dtype=np.int32)
     (expected,) = in_spark(spark, pa.table({"n": numbers}), ["hash(n)"])
@@ -125,7 +125,7 @@ def test_murmur3_is_sparks_hash_of_an_int(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 12, 96, 1024])
 @pytest.mark.sample(step=3)
-def test_slot_numbers_land_on_their_partition_in_spark(spark: SparkSession, count: int) -> None:
+def test_spark_sends_slot_numbers_to_their_partition(spark: SparkSession, count: int) -> None:
     """Spark's repartition by slot sends the i-th slot number to partition i."""
     table = pa.table({"slot": pa.array(slot_numbers(count), pa.int32())})
     frame = frame_of_table(spark, table)

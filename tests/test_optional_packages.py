@@ -56,7 +56,7 @@ def without(package: str, code: str) -> str:
     ],
 )
 @pytest.mark.parametrize("requirement", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])
-def test_a_setting_that_needs_scipy_is_refused_where_it_is_made(setting: str, value: str, requirement: str) -> None:
+def test_a_setting_that_needs_scipy_is_refused_without_it(setting: str, value: str, requirement: str) -> None:
     """A setting that needs SciPy is refused without it, at construction and when a running query changes it."""
     call = requirement.format(setting, value)
     message = without("scipy", "from riffle_spark.settings import Settings\n" + REFUSED.format(call=call))
@@ -73,7 +73,7 @@ def test_settings_that_need_no_scipy_are_accepted_without_it() -> None:
 
 
 @pytest.mark.parametrize(("assigns", "outcome"), [(False, "accepted"), (True, "needs scipy.optimize")])
-def test_a_command_that_assigns_nothing_runs_without_scipy(tmp_path: Path, assigns: bool, outcome: str) -> None:
+def test_verify_reads_a_rack_strategy_without_scipy(tmp_path: Path, assigns: bool, outcome: str) -> None:
     """`riffle verify` reads a settings file with a rack strategy without SciPy, because it computes no assignment."""
     file = tmp_path / "riffle.toml"
     file.write_text('rack_aware_assignment_strategy = "min_cost"\n')
@@ -90,7 +90,7 @@ except click.UsageError as error:
     assert outcome in without("scipy", code)
 
 
-def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
+def test_the_rack_strategy_is_accepted_with_scipy() -> None:
     """With SciPy installed the rack strategy is accepted."""
     assert Settings(rack_aware_assignment_strategy="min_cost").rack_aware_assignment_strategy == "min_cost"
 
@@ -120,7 +120,7 @@ def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
     ids=["cryptography", "datasketches", "opentelemetry"],
 )
 @pytest.mark.sample(step=2)
-def test_other_optional_packages_are_named_before_they_are_used(
+def test_other_missing_packages_are_reported_before_their_use(
     package: str, prepared: str, call: str, requirement: str
 ) -> None:
     """Each other missing package is reported when keys are created or functions are planned."""
@@ -138,7 +138,7 @@ def test_the_package_can_be_imported_without_any_optional_one(package: str) -> N
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_driver_without_pandas_is_told_what_to_install() -> None:
+def test_jobs_without_pandas_are_refused_with_its_command() -> None:
     """Without pandas, which PySpark needs for Arrow functions, jobs and wrapped streams are refused."""
     code = """
 from pyspark.sql import SparkSession

@@ -91,7 +91,7 @@ def test_durations_are_parsed_and_formatted_with_their_unit(number: float, text:
         (("10.0.1.*", "a"), ("host-?", "b")),
     ],
 )
-def test_pairs_can_be_text_a_list_a_table_or_pairs(value: object) -> None:
+def test_all_forms_of_pairs_give_the_same_pairs(value: object) -> None:
     """All forms of pairs give the same pairs in the same order."""
     assert settings_of(member_racks=value).member_racks == (("10.0.1.*", "a"), ("host-?", "b"))
 
@@ -99,7 +99,7 @@ def test_pairs_can_be_text_a_list_a_table_or_pairs(value: object) -> None:
 @pytest.mark.parametrize(
     "value", ["zone=a, zone=b, disk=ssd", ["zone=a", "zone=b", "disk=ssd"], {"zone": ["a", "b"], "disk": "ssd"}]
 )
-def test_values_by_tag_can_be_text_a_list_or_a_table(value: object) -> None:
+def test_all_forms_of_values_by_tag_give_the_same_values(value: object) -> None:
     """All forms give the same values, also after a round trip through JSON."""
     by_tag = settings_of(forced_awareness=value).forced_awareness
     assert by_tag == (("zone", ("a", "b")), ("disk", ("ssd",)))
@@ -155,7 +155,7 @@ def test_a_wrong_value_names_its_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["encryption_keys", "s3_kms_key", "s3_endpoint"])
-def test_an_empty_variable_switches_no_key_off(tmp_path: Path, name: str) -> None:
+def test_an_empty_key_setting_is_refused(tmp_path: Path, name: str) -> None:
     """An empty text is refused for settings of keys, because it may be an unset variable. ``None`` means not set."""
     assert getattr(settings_of(**{name: None}), name) is None
     with pytest.raises(ConfigError, match=rf"spark\.riffle\.{name}"):
@@ -182,7 +182,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(
 
 
 @pytest.mark.parametrize("name", ["cls", "self"])
-def test_pythons_own_names_are_unknown_settings(name: str) -> None:
+def test_cls_and_self_are_refused_as_unknown_settings(name: str) -> None:
     """``cls`` and ``self`` are refused as unknown settings, and do not collide with parameters."""
     with pytest.raises(ConfigError, match="RIFFLE-0480"):
         Settings().but(**{name: 1})
@@ -210,7 +210,7 @@ def test_a_probing_interval_below_a_minute_causes_a_warning() -> None:
     assert warning.startswith("[RIFFLE-0950] probing_rebalance_interval = 59 s")
 
 
-def test_marks_of_disk_and_memory_are_between_the_limit_and_one() -> None:
+def test_higher_limits_of_disk_and_memory_are_between_the_limit_and_one() -> None:
     """The higher limits of disk and memory are between the configured limit and one."""
     settings = Settings()
     assert (settings.local_disk_high, settings.local_disk_flood, settings.local_memory_high) == (0.9, 0.95, 0.95)

@@ -42,7 +42,7 @@ def test_connectors_have_the_versions_of_the_jars(
     assert spark.hadoop_aws == f"org.apache.hadoop:hadoop-aws:{s3a}"
 
 
-def test_jars_below_spark_home_count_before_those_of_pyspark(tmp_path: Path) -> None:
+def test_jars_below_spark_home_override_those_of_pyspark(tmp_path: Path) -> None:
     """The jars below SPARK_HOME override those of PySpark, because PySpark starts them."""
     installed(tmp_path / "pyspark", "4.0.5", "spark-core_2.13-4.0.5")
     installed(tmp_path / "home", "3.5.1", "spark-core_2.12-3.5.1", "spark-sql-kafka-0-10_2.12-3.5.1")
@@ -63,7 +63,7 @@ def test_the_class_that_renames_checkpoint_files_is_found_in_sparks_jar(tmp_path
     assert spark.renaming_checkpoint_manager == name
 
 
-def test_a_jar_that_is_damaged_or_lacks_the_class_gives_none(tmp_path: Path) -> None:
+def test_a_damaged_jar_or_one_without_the_class_uses_sparks_default(tmp_path: Path) -> None:
     """Without the class, or with a damaged jar, there is no such class, and Spark uses its default."""
     assert not installed(tmp_path / "damaged", "4.0.5", "spark-sql_2.13-4.0.5").renaming_checkpoint_manager
     assert not installed(tmp_path / "without", "4.0.5").renaming_checkpoint_manager
@@ -74,7 +74,7 @@ def test_a_jar_that_is_damaged_or_lacks_the_class_gives_none(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("version", "scala"), [("3.5.4", "2.12"), ("4.1.0", "2.13")])
-def test_without_jars_the_version_is_pysparks(tmp_path: Path, version: str, scala: str) -> None:
+def test_the_version_without_jars_is_that_of_pyspark(tmp_path: Path, version: str, scala: str) -> None:
     """Without jars, as with Spark Connect, the version is that of PySpark, and the version of Hadoop is unknown."""
     spark = installed(tmp_path, version)
     assert (spark.version, spark.scala, spark.hadoop, spark.hadoop_aws) == (version, scala, "", "")
@@ -97,7 +97,7 @@ def test_without_jars_the_version_is_pysparks(tmp_path: Path, version: str, scal
         ((4, 3), (3, 14), True, True),
     ],
 )
-def test_pairs_of_spark_and_python_that_spark_does_not_support_are_refused(
+def test_unsupported_pairs_of_spark_and_python_are_refused(
     line: tuple[int, int], python: tuple[int, ...], has_setuptools: bool, is_refused: bool
 ) -> None:
     """A pair that Spark does not support is refused with the Python version. Spark 3.5 on 3.12 needs setuptools."""
@@ -106,7 +106,7 @@ def test_pairs_of_spark_and_python_that_spark_does_not_support_are_refused(
     assert not problem or f"{python[0]}.{python[1]}" in problem
 
 
-def test_a_broken_installation_can_be_read(tmp_path: Path) -> None:
+def test_a_broken_installation_has_the_version_zero(tmp_path: Path) -> None:
     """A broken installation has the version (0, 0), which the check of the version refuses."""
     assert read_spark(tmp_path).line == (0, 0)
 

@@ -47,7 +47,7 @@ def _figures(**sides: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return totals.figures({totals.Side(*name.split("__")): rounds for name, rounds in sides.items()})
 
 
-def test_ratios_are_of_medians_over_all_rounds() -> None:
+def test_ratios_compare_medians_over_all_rounds() -> None:
     """Ratios to the built-in stores and to the older revision compare the medians of all batches of all rounds."""
     figures = _figures(
         ours__rows=[_took(1.0, 1.0), _took(2.0)],
@@ -62,7 +62,7 @@ def test_ratios_are_of_medians_over_all_rounds() -> None:
     assert figures["peak_memory_ratio"] == 1.25
 
 
-def test_upkeep_has_the_share_of_the_cpu_that_is_saved_without_it() -> None:
+def test_the_cpu_share_of_upkeep_is_the_cpu_that_is_saved_without_it() -> None:
     """The CPU share of upkeep is one minus the CPU without upkeep by the CPU with it. It needs both sides."""
     with_upkeep = _took(0.5) | {"cpu_ms": 800.0, "server_cpu_ms": 60.0}
     without = _took(0.4) | {"cpu_ms": 700.0, "server_cpu_ms": 40.0}
@@ -71,7 +71,7 @@ def test_upkeep_has_the_share_of_the_cpu_that_is_saved_without_it() -> None:
     assert "upkeep_cpu_share" not in _figures(ours__upkeep=[with_upkeep])
 
 
-def test_each_part_has_figures_of_its_own() -> None:
+def test_each_part_of_a_benchmark_has_separate_figures() -> None:
     """Large batches, small batches and many keys have separate figures. A part that did not run has none."""
     figures = _figures(
         ours__million=[_took(1.0, rows=1_000_000)],
@@ -104,14 +104,14 @@ def test_python_operators_are_compared_by_rate() -> None:
     assert (figures["rows_per_s_apply_in_pandas"], figures["fixed_ms_transform_with_state"]) == (2_000, 700)
 
 
-def test_one_in_twenty_may_be_slower() -> None:
+def test_the_95th_percentile_of_twenty_batches_is_the_second_slowest() -> None:
     """The 95th percentile of twenty batches is the second slowest, for riffle_spark and for Spark's default store."""
     figures = _figures(ours__tail=[_took(*[1.0] * 18, 1.5, 9.0)], builtin_heap__tail=[_took(1.0, 1.0, 3.0)])
     assert (figures["p95_over_median"], figures["p95_over_median_builtin_heap"]) == (1.5, 3.0)
     assert "rows_per_s" not in figures
 
 
-def test_cpu_is_a_figure_of_each_side() -> None:
+def test_each_side_has_the_median_cpu_of_its_processes() -> None:
     """Each side has the CPU of its processes as a median over rounds. riffle_spark also has that of the S3 server."""
 
     def took(cpu_ms: float) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_cpu_is_a_figure_of_each_side() -> None:
     assert not {"s3_cpu_ms_builtin_heap", "fixed_s3_cpu_ms_builtin"} & figures.keys()
 
 
-def test_cpu_counts_from_the_end_of_the_warm_up() -> None:
+def test_cpu_is_counted_after_the_warm_up() -> None:
     """CPU is counted after the warm-up batches. A batch that ends between two samples counts at the second sample."""
     times = iter([(10.0, 1.0), (16.0, 2.5)])
     cpu = BatchCpu(60, [], lambda _: next(times))
@@ -139,7 +139,7 @@ def test_cpu_counts_from_the_end_of_the_warm_up() -> None:
     assert BatchCpu(5, []).figures() == {}
 
 
-def test_the_time_of_a_child_that_ended_counts() -> None:
+def test_cpu_of_a_process_tree_includes_ended_children() -> None:
     """The CPU of a process tree includes ended children. A process that does not exist has none."""
     before_s = tree_cpu_s(os.getpid())
     subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
@@ -163,7 +163,7 @@ def test_blocks_are_compared_with_both_stores() -> None:
     assert (figures["window_cpu_ms"], figures["window_cpu_ms_heap"], figures["window_cpu_ms_spark"]) == (1e3, 500, 4e3)
 
 
-def test_ours_runs_beside_the_revision_and_nobody_else_does() -> None:
+def test_the_older_revision_runs_after_each_side_of_riffle_spark_only() -> None:
     """With an older revision, each side of riffle_spark is followed by that revision. Other sides are not."""
     with_one = totals.sides_of("keys", against=True)
     assert [side.engine for side in with_one] == ["ours", "before", "ours", "before"]
@@ -176,7 +176,7 @@ def _played(*seconds: float) -> Played:
     return Played(list(seconds), rows=100, measured=2, worker_peak_mb=1.0)
 
 
-def test_a_revision_is_compared_round_by_round() -> None:
+def test_the_ratio_to_a_revision_is_the_median_of_ratios_per_round() -> None:
     """The ratio to the older revision is the median of the ratios of each round."""
     compared_times = Compared([_played(1, 1), _played(2, 2)], [_played(2, 2), _played(8, 8)], _played(9, 9))
     assert compared_times.vs_before() == 3.0
@@ -184,14 +184,14 @@ def test_a_revision_is_compared_round_by_round() -> None:
     assert compared_times.rows_per_s == pytest.approx(100 / 1.5)
 
 
-def test_engines_that_are_left_out_leave_no_figures() -> None:
+def test_figures_of_sides_that_did_not_run_are_not_reported() -> None:
     """Sides that did not run have NaN as their figures, and NaN figures are not reported."""
     player = Player(play, NOT_PLAYED, [], rounds=2)
     assert math.isnan(player(Side("counting", "before", {}, 1)).median_s())
     assert run(["row_form"], CASES, player).keys() == {"row_form_case_s"}
 
 
-def test_gets_take_what_adjoins_in_one_range() -> None:
+def test_adjacent_parts_of_an_object_are_read_in_one_range() -> None:
     """Adjacent parts of one object are read in one range of at most 8 MB. Parts with a gap between them are not."""
     parts = [Span("a", 10, 20), Span("b", 20, 30), Span("a", 0, 10), Span("a", 21, 22)]
     assert pieces(parts) == [Span("a", 0, 20), Span("a", 21, 22), Span("b", 20, 30)]
@@ -201,7 +201,7 @@ def test_gets_take_what_adjoins_in_one_range() -> None:
     ]
 
 
-def test_one_member_owns_all_and_another_follows() -> None:
+def test_the_owner_keeps_all_tasks_when_a_second_member_joins() -> None:
     """With the one-owner assignment, the owner keeps all tasks when a member with a smaller name joins."""
     layout = view("b:0-3 c:")
     assigned = one_owner(layout, AssignSettings())

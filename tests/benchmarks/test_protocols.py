@@ -46,7 +46,7 @@ def test_static_membership_bounces_without_a_rebalance() -> None:
     assert done.task_seconds == done.stopped["no owner"] == 3 * 30 * len(world.tasks) / 3
 
 
-def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
+def test_static_membership_moves_lost_tasks_after_the_session_timeout() -> None:
     """With static membership, the tasks of a lost member stop for the session timeout.
 
     Then one rebalance moves them.
@@ -55,7 +55,7 @@ def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
     assert (done.rebalances, done.moves, done.stopped["no owner"]) == (1, 4, 4 * 45)
 
 
-def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> None:
+def test_eager_rebalancing_notices_a_crash_after_the_session_timeout() -> None:
     """With eager rebalancing, a crash is noticed after the session timeout, and a shutdown immediately."""
     protocol = {"session_timeout": 45}
     lost, left_outcome = (
@@ -65,7 +65,7 @@ def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> Non
     assert (lost.stopped["no owner"], left_outcome.stopped["no owner"]) == (4 * 45, 0)
 
 
-def test_cooperative_rebalancing_stops_only_what_moves() -> None:
+def test_cooperative_rebalancing_stops_only_tasks_that_move() -> None:
     """When two members join three, one cooperative rebalance revokes and a second one assigns.
 
     Other tasks never stop.
@@ -78,7 +78,7 @@ def test_cooperative_rebalancing_stops_only_what_moves() -> None:
     assert cooperative.stopped["restore"] == eager.stopped["restore"] > 0
 
 
-def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() -> None:
+def test_a_delayed_rebalance_returns_the_tasks_of_a_member_that_rejoins() -> None:
     """W2 leaves, rejoins before the delay ends, and gets its tasks back after the delay. W1 and W3 never stop."""
     world = made(
         members=[{"id": f"W{n}", **MEMBER} for n in (1, 2, 3)],
@@ -94,7 +94,7 @@ def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() ->
     assert (game.copies.owner[is_other] != game.copies.index["W2"]).all()
 
 
-def test_the_learner_scale_up_is_four_rebalances() -> None:
+def test_a_scale_up_with_learners_takes_four_rebalances() -> None:
     """Four rebalances: S4 joins, S5 joins, S4 is caught up, S5 is caught up. Then each member has one task."""
     world = made(
         members=[{"id": f"S{n}", **MEMBER} for n in (1, 2, 3)],
@@ -125,7 +125,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
 
 @pytest.mark.parametrize("family", ["random", "worked"])
 @pytest.mark.sample("worked")
-def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None:
+def test_the_model_of_kip441_agrees_with_recorded_kafka_streams_runs(family: Family) -> None:
     """The model of KIP-441 needs the rounds, warm-ups and moves that Kafka Streams needed on recorded clusters."""
     compared = 0
     for anchor in anchors(family):
@@ -144,7 +144,7 @@ def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "day"])
 @pytest.mark.sample(step=2)
-def test_a_world_of_the_package_stops_less_with_riffle_spark(name: str) -> None:
+def test_riffle_spark_stops_fewer_task_seconds_than_other_protocols(name: str) -> None:
     """riffle_spark stops fewer task-seconds than the other protocols and Spark's placement."""
     world = replace(read_world(name), seconds=20 * 60)
     ours = played(world, RIFFLE.name).task_seconds
@@ -163,14 +163,14 @@ def test_property_every_task_has_an_owner(world: World, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", sorted(GROUPS))
 @pytest.mark.sample(step=3)
-def test_a_world_without_events_stops_nothing(policy: str) -> None:
+def test_without_events_no_task_moves_or_stops(policy: str) -> None:
     """Without events no task moves or stops, and only standbys fetch state."""
     outcome = played(made(config={"num_standbys": 1}), policy)
     assert (outcome.moves, outcome.task_seconds, outcome.bytes_owned, outcome.bytes_warmed) == (0, 0, 0, 0)
     assert outcome.bytes_kept > 0
 
 
-def test_the_page_has_the_figures_of_today_and_its_pictures() -> None:
+def test_the_page_has_current_figures_and_existing_pictures() -> None:
     """The page has the current figures of the rolling bounce, and every picture that it shows exists."""
     page = (CHECKOUT / "docs" / "simulator.md").read_text()
     world = read_world("rolling_bounce")

@@ -28,12 +28,12 @@ def messages(reader: reference.Reader) -> list[reference.Message]:
     return reference.messages(reader=reader)
 
 
-def test_the_page_has_the_words_of_the_source(messages: list[reference.Message]) -> None:
+def test_the_page_has_the_messages_of_the_source(messages: list[reference.Message]) -> None:
     """The page has the messages of the source. ``./run reference`` writes it."""
     assert reference.PAGE.read_text() == reference.page(messages)
 
 
-def test_values_of_a_run_are_plain_names(messages: list[reference.Message]) -> None:
+def test_placeholders_in_messages_are_plain_names(messages: list[reference.Message]) -> None:
     """Messages on the page have names as placeholders, and never an expression of the source or ``%s``."""
     texts = [text for message in messages for text in (message.problem, message.remedy)]
     assert [text for text in texts if re.search(r"%[srdg]|\{\W|\{[^}]*[.(\[]", text)] == []
@@ -47,18 +47,20 @@ def test_an_id_has_one_message(messages: list[reference.Message]) -> None:
     assert {id: several for id, several in texts.items() if len(several) > 1} == {}
 
 
-def test_every_error_that_is_made_has_an_id(reader: reference.Reader) -> None:
+def test_every_created_error_has_an_id(reader: reference.Reader) -> None:
     """Every call that creates an error passes an id."""
     sources = {path: reader.source(path).statements for path in (CHECKOUT / "riffle_spark").rglob("*.py")}
-    classes_made = [node for found in sources.values() for node, _, _ in found if isinstance(node, ast.ClassDef)]
+    classes_made = [
+        node for statements in sources.values() for node, _, _ in statements if isinstance(node, ast.ClassDef)
+    ]
     bases = {node.name: set(map(ast.unparse, node.bases)) for node in classes_made}
     classes = {ROOT}
     while extended := {name for name, own_bases in bases.items() if classes & own_bases} - classes:
         classes |= extended
     bare = [
         f"{path.relative_to(CHECKOUT)}:{node.lineno}"
-        for path, found in sources.items()
-        for _, _, nodes in found
+        for path, statements in sources.items()
+        for _, _, nodes in statements
         for node in nodes
         if isinstance(node, ast.Call)
         and not any(keyword.arg == "id" for keyword in node.keywords)

@@ -31,7 +31,7 @@ ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info ==
 FOLDER = "/tmp/riffle-quickstart"
 
 
-def test_relative_links_lead_to_files_and_headings() -> None:
+def test_targets_of_relative_links_exist() -> None:
     """Every relative link is to a file of the project and, after a `#`, to one of its headings."""
     broken = []
     for page in PAGES:
@@ -43,7 +43,7 @@ def test_relative_links_lead_to_files_and_headings() -> None:
     assert broken == []
 
 
-def test_files_that_pages_name_are_there() -> None:
+def test_python_files_that_pages_name_exist() -> None:
     """Every Python file that a page names with its folder exists in the product or in the project."""
     named = {(page.name, path) for page in PAGES for path in re.findall(r"`(\w[\w/]*/\w+\.py)`", page.read_text())}
     places = (CHECKOUT, CHECKOUT / "riffle_spark", CHECKOUT / "riffle_spark" / "spark")
@@ -51,7 +51,7 @@ def test_files_that_pages_name_are_there() -> None:
     assert sorted(link for link in named if not any((place / link[1]).is_file() for place in places)) == []
 
 
-def test_the_connectors_of_a_page_are_those_of_the_installed_spark() -> None:
+def test_pages_have_the_connectors_of_the_installed_spark() -> None:
     """No page names a version of the connectors.
 
     The command and the table of getting-started.md have the right ones.
@@ -68,7 +68,7 @@ def test_the_connectors_of_a_page_are_those_of_the_installed_spark() -> None:
     assert [cell.strip("`") for cell in row[1:]] == printed.strip().split(",")
 
 
-def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
+def test_pages_have_runnable_examples_and_the_others_are_valid_python() -> None:
     """The README and the docs have runnable examples. Examples that need servers are valid Python."""
     pages = {"README.md", "getting-started.md", "sinks.md", "formats.md", "configuration.md"}
     assert pages <= {block.page.name for block in RUNNABLE}
@@ -76,7 +76,7 @@ def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
         compile(block.code, str(block), "exec")
 
 
-def test_every_setting_stands_in_the_configuration_page_with_its_default() -> None:
+def test_the_configuration_page_lists_every_setting_with_its_default() -> None:
     """The tables of configuration.md name each setting once, with its default."""
     rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
     default_cells = {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")}
@@ -89,13 +89,13 @@ def test_every_setting_stands_in_the_configuration_page_with_its_default() -> No
     }
 
 
-def test_the_page_says_of_each_setting_whether_it_is_live() -> None:
+def test_the_configuration_page_marks_exactly_the_live_settings() -> None:
     """The column on when a change takes effect has "live" for exactly the live settings."""
     rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
     assert {row[0].strip("`") for row in rows if row[3] == "live"} == LIVE
 
 
-def test_the_page_of_own_assignors_names_every_field() -> None:
+def test_the_assignor_page_documents_every_field() -> None:
     """own-assignor.md documents each field of an assignor's input and output."""
     page = CHECKOUT / "docs" / "own-assignor.md"
     named = {name for row in table_rows(page) for name in re.findall(r"`(\w+)`", row[0])}
@@ -105,13 +105,13 @@ def test_the_page_of_own_assignors_names_every_field() -> None:
     assert [field.name for kind in (Move, Traffic) for field in fields(kind) if f"`{field.name}`" not in text] == []
 
 
-def test_the_reference_is_what_the_settings_lines_say() -> None:
+def test_the_generated_settings_reference_is_up_to_date() -> None:
     """configuration.md and conf/riffle.toml are generated. `./run reference` writes them after a setting is changed."""
     assert reference.PAGE.read_text() == reference.page(reference.PAGE.read_text())
     assert reference.EXAMPLE.read_text() == reference.example()
 
 
-def test_the_page_keeps_what_stands_around_its_tables() -> None:
+def test_the_generator_replaces_tables_and_keeps_the_text_around_them() -> None:
     """The generator replaces a changed table and keeps the text around it. It refuses a page without a section."""
     page = reference.PAGE.read_text()
     assert reference.page(page.replace("| `num_standbys` | 0 | ≥ 0 | live |", "| `num_standbys` | 7 |")) == page

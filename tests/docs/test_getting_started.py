@@ -132,7 +132,7 @@ def test_the_query_on_kafka_and_s3_runs(
     assert keys("checkpoints/totals/")
 
 
-def test_the_application_is_submitted_as_printed(
+def test_the_printed_application_runs_with_spark_submit(
     run: Callable[[str, list[str]], Child], s3: S3Server, kafka_broker: KafkaBroker
 ) -> None:
     """The application of the page runs with `spark-submit` and the packages that the page prints."""

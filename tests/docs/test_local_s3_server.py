@@ -19,7 +19,7 @@ PAGE = CHECKOUT / "docs" / "getting-started.md"
 START = "moto_server -H 127.0.0.1 -p 9000"
 
 
-def test_a_root_on_the_local_server_is_checked_as_printed(tmp_path: Path) -> None:
+def test_printed_commands_create_a_bucket_and_check_a_root(tmp_path: Path) -> None:
     """The commands of the page create the bucket, and `riffle doctor` writes, reads and deletes below the root."""
     (after,) = [block.code for block in blocks(PAGE) if "create_bucket" in block.code]
     assert any(START in block.code for block in blocks(PAGE))

@@ -30,7 +30,7 @@ FEW = 2
 """The block that defines the helpers, and an aggregate over a window."""
 
 
-def test_the_table_has_every_term_that_is_refused() -> None:
+def test_the_table_lists_every_refused_term() -> None:
     """The table of the page has each refused term with its reason and its remedy."""
     queries = {row[0]: row[1:] for row in table_rows(PAGE)}
     parts = [(*refused.problem.split(" is not supported, because "), refused.remedy) for refused in REFUSED.values()]
@@ -59,7 +59,7 @@ def _alone(block: Block) -> Block:
     [(True, FEW), pytest.param(True, None, marks=pytest.mark.long), pytest.param(False, None, marks=pytest.mark.long)],
 )
 @pytest.mark.long
-def test_moved_queries_answer_what_the_page_shows(
+def test_moved_queries_print_the_rows_that_the_page_shows(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, wrapped: bool, count: int | None
 ) -> None:
     """The queries of the page print what it shows, with riffle_spark and with Spark alone, without a warning.

@@ -26,7 +26,7 @@ def _run(command: str, **values: float) -> Run:
     return Run(command, "2026-11-22", "abc1234", "a machine", 2, {"pyspark": "4.0.5"}, "", figures)
 
 
-def test_the_page_is_what_the_command_makes_of_the_files() -> None:
+def test_the_numbers_page_is_up_to_date() -> None:
     """docs/numbers.md is up to date. `./run bench page` writes it."""
     assert PAGE.read_text() == whole_page()
 
@@ -39,7 +39,7 @@ def test_every_file_of_figures_is_on_the_page() -> None:
     assert [run.command for file in files for run in read(file) if f"`{run.command}` | {run.date}" not in page] == []
 
 
-def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:
+def test_bold_figures_of_other_pages_are_on_the_numbers_page() -> None:
     """Each bold figure in the README, in processors.md and in why-riffle-spark.md is on the numbers page."""
     numbers = PAGE.read_text()
     docs = CHECKOUT / "docs"
@@ -49,7 +49,7 @@ def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:
         assert [figure for figure in quoted if not re.search(rf"(?<![\w.]){re.escape(figure)}(?!\w)", numbers)] == []
 
 
-def test_what_a_benchmark_prints_becomes_figures() -> None:
+def test_printed_numbers_of_a_benchmark_become_figures() -> None:
     """Printed numbers become figures with unit and repetitions. Nested names are joined with a dot. NaN is ignored."""
     assert figures_in(PRINTED) == {
         "rows_per_s": Figure(176_432, "rows/s", 10),
@@ -76,7 +76,7 @@ def test_what_a_benchmark_prints_becomes_figures() -> None:
         ("lost", ""),
     ],
 )
-def test_a_name_says_its_unit(name: str, unit: str) -> None:
+def test_the_name_of_a_figure_determines_its_unit(name: str, unit: str) -> None:
     """The unit of a figure is read from its name."""
     assert unit_of(name) == unit
 
@@ -98,7 +98,7 @@ def test_figures_are_shown_with_three_digits(figure: Figure, text: str) -> None:
     assert shown(figure) == text
 
 
-def test_a_newer_run_takes_over_what_it_measured_again(tmp_path: Path) -> None:
+def test_a_newer_run_replaces_the_figures_that_it_measured_again(tmp_path: Path) -> None:
     """A new run replaces the figures that it measured again. A run without figures is deleted. Files store all runs."""
     first = _run("a", scale_s=1, kill_s=2)
     second = _run("b", spark_s=3)
@@ -118,7 +118,7 @@ def test_a_text_that_names_an_unknown_figure_is_refused() -> None:
         filled("{kill_s} {kill_ms}", runs)
 
 
-def test_what_a_benchmark_printed_is_kept(tmp_path: Path) -> None:
+def test_the_output_of_a_benchmark_is_stored_with_its_environment(tmp_path: Path) -> None:
     """The last line of a benchmark's output is stored with its command, cores and versions. No output is an error."""
     file = keep("bench throughput", ["--rows", "10"], f"noise\n{json.dumps(PRINTED)}\n", tmp_path)
     (run,) = read(file)
@@ -130,7 +130,7 @@ def test_what_a_benchmark_printed_is_kept(tmp_path: Path) -> None:
         keep("bench throughput", [], "", tmp_path)
 
 
-def test_counts_keep_every_run(tmp_path: Path) -> None:
+def test_the_benchmark_calls_keeps_the_figures_of_every_run(tmp_path: Path) -> None:
     """A second run of a benchmark replaces its figures. The benchmark `calls` keeps the figures of every run."""
     for name in ("calls", "throughput"):
         for calls in (1, 2):

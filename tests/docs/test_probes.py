@@ -28,8 +28,8 @@ MINUTE = 60
 
 def block(info: str) -> str:
     """Return the only fenced block of the page with this language."""
-    (found,) = [each.code for each in blocks(PAGE) if each.info == info]
-    return found
+    (command,) = [each.code for each in blocks(PAGE) if each.info == info]
+    return command
 
 
 def commands() -> dict[str, list[str]]:
@@ -95,7 +95,7 @@ def write_status(query: World, age_seconds: float, *, is_stopped: bool = False) 
     return exporter
 
 
-def test_the_page_has_one_command_in_all_places() -> None:
+def test_all_probes_call_the_same_status_command() -> None:
     """All commands of the page call `riffle status` with the same root and duration."""
     for name, words in commands().items():
         assert f"riffle status {ROOT} --max-age 5m" in " ".join(words), name
@@ -103,7 +103,7 @@ def test_the_page_has_one_command_in_all_places() -> None:
 
 @pytest.mark.parametrize("name", sorted(commands()))
 @pytest.mark.sample("liveness", "cron")
-def test_a_command_succeeds_while_the_query_works_and_fails_once_it_is_silent(
+def test_a_probe_succeeds_while_the_query_runs_and_fails_once_it_is_silent(
     machine: Machine, query: World, name: str
 ) -> None:
     """A probe succeeds while the query runs and fails once it is silent. The cron line then logs and still succeeds."""
@@ -116,7 +116,7 @@ def test_a_command_succeeds_while_the_query_works_and_fails_once_it_is_silent(
     assert not is_cron or "query totals: riffle status exits with 1" in machine.log.read_text()
 
 
-def test_the_liveness_probe_does_not_end_a_driver_whose_store_is_away(machine: Machine, tmp_path: Path) -> None:
+def test_the_liveness_probe_succeeds_while_the_store_is_unreachable(machine: Machine, tmp_path: Path) -> None:
     """If the store is unreachable, the startup probe fails with exit code 3, and the liveness probe succeeds."""
     machine.root = "s3://bucket/prefix"
     conf = tmp_path / "conf"
@@ -131,7 +131,7 @@ def test_the_liveness_probe_does_not_end_a_driver_whose_store_is_away(machine: M
     [(MINUTE, True, True), (MINUTE, False, True), (MAX_AGE_SECONDS + MINUTE, True, False),
      (MAX_AGE_SECONDS + MINUTE, False, False)],
 )  # fmt: skip
-def test_after_a_restart_the_status_of_the_run_before_counts_until_a_batch_ends(
+def test_the_probe_uses_the_previous_status_until_the_first_batch_ends(
     machine: Machine, query: World, age_seconds: float, is_stopped: bool, is_accepted: bool
 ) -> None:
     """After a restart the probe uses the status of the previous run until the first batch writes a new one."""
@@ -146,7 +146,7 @@ def test_after_a_restart_the_status_of_the_run_before_counts_until_a_batch_ends(
 
 
 @pytest.mark.long
-def test_a_new_root_fails_the_probe(machine: Machine, query: World) -> None:
+def test_the_startup_probe_fails_for_a_new_root(machine: Machine, query: World) -> None:
     """The startup probe fails for a root without a status and for a root without a log."""
     assert machine.run(commands()["startup"]) == 1
     machine.root += "-other"

@@ -17,8 +17,8 @@ ROOT = "s3://bucket/state/visits"
 
 def library_of(block: Block) -> str:
     """Return the library that a recipe is for."""
-    found = re.findall(r"^import (\w+)$", block.code, re.MULTILINE)
-    return next((name for name in found if name != "riffle_spark"), "pandas")
+    modules = re.findall(r"^import (\w+)$", block.code, re.MULTILINE)
+    return next((name for name in modules if name != "riffle_spark"), "pandas")
 
 
 def test_there_is_a_recipe_for_each_library() -> None:

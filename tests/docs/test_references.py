@@ -63,7 +63,7 @@ def _rows() -> list[list[str]]:
     return [row for row in table_rows(PAGE) if len(row) == 4 and row[2] != "how" and "---" not in row[0]]
 
 
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_test_that_the_page_names_exists() -> None:
     """Each test that the page names is a function in its file below `tests/`."""
     named = NAMED.findall(PAGE.read_text())
     assert len(named) > 100
@@ -79,7 +79,7 @@ def test_a_row_names_a_test_or_a_reason() -> None:
             assert NAMED.sub("", row[3]).strip(", ") == "", row
 
 
-def test_a_row_says_what_its_tests_run_on() -> None:
+def test_a_row_names_the_most_realistic_environment_of_its_tests() -> None:
     """The column "how" has the most realistic environment of the row's tests: live, simulated or pure."""
     order = ["live", "simulated", "pure"]
     for row in _rows():
@@ -87,7 +87,7 @@ def test_a_row_says_what_its_tests_run_on() -> None:
         assert row[2] == (min(runs, key=order.index) if runs else "–"), row
 
 
-def test_every_system_of_the_designs_is_there() -> None:
+def test_the_page_names_every_system_of_the_published_designs() -> None:
     """The page names every published system that the designs come from."""
     text = PAGE.read_text().lower()
     assert [system for system in SYSTEMS if system.lower() not in text] == []

@@ -200,12 +200,12 @@ def operator_on_text(kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_the_remedy_helps(mistake: Mistake[Path], tmp_path: Path) -> None:
+def test_the_remedy_of_a_mistake_resolves_its_error(mistake: Mistake[Path], tmp_path: Path) -> None:
     """The mistake raises its error, and the call that follows the remedy does not."""
     check_remedy(mistake, tmp_path, tmp_path)
 
 
-def test_keys_in_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remedy_of_a_missing_key_variable_resolves_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy of a missing `env:` variable names the processes that need it. Once it is set, the query runs."""
     monkeypatch.delenv("STATE_KEYS", raising=False)
     with pytest.raises(RefusedError, match="RIFFLE-0435") as refused:

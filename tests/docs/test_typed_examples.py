@@ -91,8 +91,10 @@ def test_pyright_accepts_every_example(examples: Path) -> None:
     (examples / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))
     command = [program, "--pythonpath", sys.executable, "--outputjson", "."]
     done = subprocess.run(command, cwd=examples, capture_output=True, text=True, timeout=500, check=False)
-    found = json.loads(done.stdout)["generalDiagnostics"]
-    errors = [f"{Path(error['file']).name}: {error['message']}" for error in found if error["severity"] == "error"]
+    diagnostics = json.loads(done.stdout)["generalDiagnostics"]
+    errors = [
+        f"{Path(error['file']).name}: {error['message']}" for error in diagnostics if error["severity"] == "error"
+    ]
     errors = [error for error in errors if not NOT_OURS.search(error)]
     assert [error for error in errors if "wrong_call.py" not in error] == []
     assert ['"retained_for"' in error for error in errors] == [True]

@@ -147,11 +147,11 @@ class Source:
         lines = self.text.splitlines()
         comment: list[str] = []
         for number in range(line - 2, -1, -1):
-            if found := _CAUSE.match(lines[number]):
-                return " ".join([found[1], *comment])
-            if not (found := _COMMENT.match(lines[number])):
+            if match := _CAUSE.match(lines[number]):
+                return " ".join([match[1], *comment])
+            if not (match := _COMMENT.match(lines[number])):
                 break
-            comment.insert(0, found[1])
+            comment.insert(0, match[1])
         return ""
 
 
@@ -371,7 +371,7 @@ def messages(checkout: Path = CHECKOUT, reader: Reader | None = None) -> list[Me
     return sorted((message for path in files for message in reader.messages(path)), key=lambda message: message.id)
 
 
-def page(found: list[Message]) -> str:
+def page(messages: list[Message]) -> str:
     """Return ``docs/errors.md``. Messages that several places raise with the same words are one row."""
     kinds = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
     text = _INTRODUCTION + _EXIT_HEAD
@@ -379,9 +379,11 @@ def page(found: list[Message]) -> str:
         summary = (kind.__doc__ or "").strip().splitlines()[0]
         text += f"| `{kind.__name__}` | {summary} | {exit_code(kind)} |\n"
     names = [kind.__name__ for kind in kinds]
-    for name in [*names, *sorted({message.kind for message in found} - set(names) - {WARNING}), WARNING]:
+    for name in [*names, *sorted({message.kind for message in messages} - set(names) - {WARNING}), WARNING]:
         rows = dict.fromkeys(
-            f"| {m.id} | {_cell(m.problem)} | {_cell(m.cause)} | {_cell(m.remedy)} |\n" for m in found if m.kind == name
+            f"| {m.id} | {_cell(m.problem)} | {_cell(m.cause)} | {_cell(m.remedy)} |\n"
+            for m in messages
+            if m.kind == name
         )
         if rows:
             title = "Warnings" if name == WARNING else name

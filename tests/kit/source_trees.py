@@ -46,15 +46,15 @@ def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
 
 def _own_children(node: ast.AST) -> list[ast.AST]:
     """Return the child nodes that are neither statements nor contexts, in reverse order."""
-    found: list[ast.AST] = []
+    children: list[ast.AST] = []
     for name in node._fields:
         value = getattr(node, name, None)
         if isinstance(value, list):
-            found += [child for child in value if isinstance(child, ast.AST) and not isinstance(child, ast.stmt)]
+            children += [child for child in value if isinstance(child, ast.AST) and not isinstance(child, ast.stmt)]
         elif isinstance(value, ast.AST) and not isinstance(value, _NOT_OWN):
-            found.append(value)
-    found.reverse()
-    return found
+            children.append(value)
+    children.reverse()
+    return children
 
 
 def walk_statements(tree: ast.AST) -> Iterator[ast.AST]:

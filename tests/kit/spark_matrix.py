@@ -231,8 +231,8 @@ def read_outcomes() -> list[Outcome]:
 
 def save(outcome: Outcome) -> None:
     """Store the outcome of a pair, which replaces its old one, and write the table into the page."""
-    others = [each for each in read_outcomes() if (each.spark, each.python) != (outcome.spark, outcome.python)]
-    outcomes = sorted([*others, outcome], key=lambda each: (_numbers(each.spark), _numbers(each.python)))
+    kept_outcomes = [each for each in read_outcomes() if (each.spark, each.python) != (outcome.spark, outcome.python)]
+    outcomes = sorted([*kept_outcomes, outcome], key=lambda each: (_numbers(each.spark), _numbers(each.python)))
     OUTCOMES.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
     PAGE.write_text(with_table(PAGE.read_text(), outcomes))
 

@@ -89,7 +89,7 @@ def test_every_exporter_gets_all_batches_in_order_and_is_closed_once() -> None:
     assert [exporter.closed for exporter in exporters] == [1, 1]
 
 
-def test_between_batches_there_is_no_report_but_readings_of_the_last_batch() -> None:
+def test_facts_between_batches_have_the_readings_of_the_last_batch() -> None:
     """Facts of an idle query and facts during a batch are exported with the readings of the last report."""
     exporter = KeepingExporter()
     running = Exporters([exporter], ManualClock().seconds)
@@ -102,7 +102,7 @@ def test_between_batches_there_is_no_report_but_readings_of_the_last_batch() -> 
     assert all(any(r.metric.name == "riffle_last_batch_seconds" for r in moment[2]) for moment in exporter.moments)
 
 
-def test_during_a_batch_the_last_facts_are_passed_with_the_time_that_it_has_run() -> None:
+def test_during_a_batch_the_last_facts_have_its_running_seconds() -> None:
     """During a batch the last facts are exported with its running seconds.
 
     Before the first batch nothing is exported.
@@ -143,7 +143,7 @@ def test_a_hanging_exporter_delays_neither_batches_nor_others(caplog: pytest.Log
     assert hanging.closed == 1
 
 
-def test_batches_are_kept_rather_than_moments_without_one() -> None:
+def test_a_slow_exporter_drops_readings_between_batches_first() -> None:
     """If an exporter is too slow, readings between batches are dropped before readings of batches."""
     hanging = HangingExporter()
     running = Exporters([hanging], ManualClock().seconds)
@@ -188,7 +188,7 @@ def test_json_lines_have_the_values_of_other_exporters(tmp_path: Path) -> None:
     assert without_readings == [json.loads(report_of(version).to_json()) for version in range(3)]
 
 
-def test_a_line_after_a_full_disk_is_whole(tmp_path: Path) -> None:
+def test_a_partial_line_of_a_full_disk_does_not_damage_the_next_line(tmp_path: Path) -> None:
     """A partial line, written before the disk was full, does not damage the next line."""
     file = tmp_path / "reports.jsonl"
     lines = JsonLines(str(file))
@@ -209,7 +209,7 @@ def test_a_line_after_a_full_disk_is_whole(tmp_path: Path) -> None:
     assert [json.loads(line)["version"] for line in (first, *others)] == [0, 2, 3]
 
 
-def test_a_system_without_threads_is_reported_once_and_fails_no_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_cannot_start_is_reported_once_and_fails_no_batch(caplog: pytest.LogCaptureFixture) -> None:
     """If no thread can start, one warning is logged and batches commit.
 
     The next thread exports the batches that wait.

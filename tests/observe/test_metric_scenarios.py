@@ -176,7 +176,7 @@ def test_every_metric_has_a_value_in_some_scenario(seen: list[Reading]) -> None:
     assert all(len(reading.labels) == len(reading.metric.labels) for reading in seen)
 
 
-def test_a_moment_has_one_value_for_each_metric_and_labels(tmp_path: Path) -> None:
+def test_each_series_has_one_value(tmp_path: Path) -> None:
     """Each series has one value."""
     world = Elastic(tmp_path, executors=("1", "2"), num_standbys=1)
     report = world.feed(3)
@@ -200,7 +200,7 @@ def test_keys_of_user_data_never_appear(pairs: list[tuple[str, int]]) -> None:
         assert MARK not in repr(readings(report, facts))
 
 
-def test_the_page_is_made_from_the_list() -> None:
+def test_the_metrics_page_is_up_to_date() -> None:
     """The page of metrics is generated. ``./run reference`` writes it after a metric is changed."""
     text = reference.PAGE.read_text()
     assert reference.page(text) == text

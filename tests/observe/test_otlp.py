@@ -220,7 +220,7 @@ def test_a_batch_is_a_trace_with_its_phases_and_executors(receiver: ScriptedServ
     assert len({span.span_id for span in spans}) == len(spans)
 
 
-def test_values_are_sent_when_they_are_due_and_at_the_end(
+def test_values_are_sent_once_per_interval_and_at_the_end(
     receiver: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values are sent once per interval, so short batches need no request each. The last values are sent at the end."""

@@ -122,7 +122,7 @@ def test_no_text_of_a_status_becomes_markup(attack: str) -> None:
 
 @costly(2)
 @given(st.text(alphabet=st.sampled_from("</>&'\"-! scriptSCRIPT=()\u2028\u2029\u202e\x00\n\ud800]"), min_size=1))
-def test_property_texts_are_texts(text: str) -> None:
+def test_property_texts_never_change_elements_or_attributes(text: str) -> None:
     """Property: no text of a status adds, removes or changes an element or an attribute."""
     page = page_of(small_status(text))
     assert skeleton(page) == skeleton(page_of(small_status("plain")))
@@ -142,13 +142,13 @@ def test_json_in_a_script_element_has_no_angle_brackets() -> None:
     assert escape_json('["</script>","<!--","\u2028"]') == r'["\u003c/script\u003e","\u003c!--","\u2028"]'
 
 
-def test_the_data_of_the_page_are_the_status() -> None:
+def test_the_page_contains_the_whole_status_as_json() -> None:
     """The page of a large query contains the whole status as JSON."""
     status = invented_status(members=9, key_groups=32)
     assert from_json(Document(page_of(status)).texts["status"]) == status
 
 
-def test_figures_are_those_of_the_status() -> None:
+def test_figures_are_the_sums_of_the_status() -> None:
     """The exact values of the shown figures are the sums of the status."""
     status = invented_status(members=9, key_groups=32)
     values = Document(page_of(status)).values
@@ -196,7 +196,7 @@ def test_an_empty_status_has_a_page() -> None:
     assert "canvas" not in [tag for tag, _ in Document(page).elements]
 
 
-def test_a_query_without_watermark_and_known_lag_shows_neither() -> None:
+def test_an_unset_watermark_and_an_unknown_lag_are_not_shown() -> None:
     """The page shows no watermark if it is 0, as in Spark, and no chart of the lag if no batch has a lag."""
     status = invented_status(members=3, key_groups=8)
     batches = tuple(replace(batch, lag_records=None) for batch in status.batches)
@@ -205,7 +205,7 @@ def test_a_query_without_watermark_and_known_lag_shows_neither() -> None:
     assert "chart-lag" not in [attributes.get("id") for _, attributes in document.elements]
 
 
-def test_the_policy_allows_the_page_s_own_script_and_style_only() -> None:
+def test_the_policy_allows_only_the_script_and_style_of_the_page() -> None:
     """The policy allows the page's script and style by their digests, and no request and no inline attribute."""
     page = page_of(small_status("plain"))
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -219,7 +219,7 @@ def test_the_policy_allows_the_page_s_own_script_and_style_only() -> None:
     assert allowed == {"default-src": "'none'", "base-uri": "'none'", "form-action": "'none'", **digests}
 
 
-def test_the_page_refers_to_nothing_outside_of_it() -> None:
+def test_the_page_has_no_external_references() -> None:
     """No element has a source, and each link is to an existing part of the page."""
     document = Document(page_of(invented_status(members=9, key_groups=32)))
     names = [attributes["id"] for _, attributes in document.elements if "id" in attributes]
@@ -240,7 +240,7 @@ def test_tables_have_captions_and_headings_with_a_scope() -> None:
     assert [tags.count(tag) for tag in ("main", "header", "nav", "footer", "h1")] == [1] * 5
 
 
-def test_members_share_colours_by_rack_or_have_their_own() -> None:
+def test_members_are_coloured_by_rack_or_by_member() -> None:
     """Members are coloured by rack if there are several racks, else by member. Names beyond six share one colour."""
     members = invented_status(members=9, key_groups=32).facts.members
     status = Status(DriverFacts(0, "q", members=members, groups=(GroupFacts("g", ("s",), (0, 8)),)))
@@ -254,7 +254,7 @@ def test_members_share_colours_by_rack_or_have_their_own() -> None:
     assert "others" in page_of(replace(status, facts=replace(status.facts, members=many)))
 
 
-def test_the_page_can_be_made_from_a_zip_file(tmp_path: Path) -> None:
+def test_the_page_reads_its_assets_from_a_zip_file(tmp_path: Path) -> None:
     """The page reads its assets as package data, also from a zip file."""
     archive = tmp_path / "package.zip"
     with zipfile.ZipFile(archive, "w") as file:

@@ -102,17 +102,17 @@ def test_the_page_is_accessible(browser: Page, files: dict[str, Path], name: str
     assert violations_of(browser) == []
 
 
-def test_violations_are_noticed(browser: Page, files: dict[str, Path]) -> None:
+def test_axe_reports_planted_accessibility_violations(browser: Page, files: dict[str, Path]) -> None:
     """axe-core reports a field without a label, and text with too little contrast."""
     open_file(browser, files["small"])
     browser.run("document.querySelector('.figures dt').style.color = '#ccc'")
     browser.run("{ const field = document.getElementById('key-group'); field.closest('label').replaceWith(field); }")
-    found = json.dumps(violations_of(browser))
-    assert '"label", "critical"' in found
-    assert '"color-contrast", "serious"' in found
+    violations = json.dumps(violations_of(browser))
+    assert '"label", "critical"' in violations
+    assert '"color-contrast", "serious"' in violations
 
 
-def test_numbers_in_the_browser_are_those_of_the_status(browser: Page, files: dict[str, Path]) -> None:
+def test_the_browser_shows_the_numbers_of_the_status(browser: Page, files: dict[str, Path]) -> None:
     """The browser shows the figures, members and stores of the status, and the page contains the whole status."""
     status = STATUSES["large"]
     open_file(browser, files["large"])
@@ -158,7 +158,7 @@ def test_a_key_group_is_found_by_its_number(browser: Page, files: dict[str, Path
     assert texts(browser, "#selected tbody tr > *") == [cell for row in rows for cell in row]
 
 
-def test_arrow_keys_walk_through_a_map(browser: Page, files: dict[str, Path]) -> None:
+def test_arrow_keys_select_cells_of_a_map(browser: Page, files: dict[str, Path]) -> None:
     """Arrow keys select cells of a map by column and row, and a screen reader gets the selected key-group."""
     open_file(browser, files["large"])
     browser.run("document.getElementById('order').value = 'number'")
@@ -186,7 +186,7 @@ def test_arrow_keys_walk_through_a_map(browser: Page, files: dict[str, Path]) ->
     assert texts(browser, "#selected-caption") == ["Key-group 0"]
 
 
-def test_the_map_by_owner_passes_through_all_key_groups(browser: Page, files: dict[str, Path]) -> None:
+def test_the_right_arrow_visits_all_key_groups_grouped_by_owner(browser: Page, files: dict[str, Path]) -> None:
     """With the order by owner, the right arrow visits each key-group once, grouped by owner."""
     open_file(browser, files["small"])
     browser.run("document.querySelector('canvas.map').focus()")
@@ -261,7 +261,7 @@ def test_an_old_status_of_a_running_query_is_marked(browser: Page, files: dict[s
     assert texts(browser, "#age")[0].endswith(" ago")
 
 
-def test_the_shipped_charts_are_the_published_ones() -> None:
+def test_the_shipped_files_of_uplot_are_those_of_the_npm_package() -> None:
     """The shipped files of uPlot are those of the npm package, with its licence."""
     published = ensure_npm("page") / "uplot"
     assets = CHECKOUT / "riffle_spark" / "observe" / "assets"

@@ -28,7 +28,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
     assert {label for metric in METRICS for label in metric.labels} == set(LABELS)
 
 
-def test_a_sample_is_written_as_in_prometheus() -> None:
+def test_a_sample_has_the_text_format_of_prometheus() -> None:
     """A sample quotes its labels and escapes special characters."""
     metric = Metric("riffle_x", "gauge", "x", ("a", "b"), "", "")
     assert Reading(metric, ('say "hi"\\', "2\n"), 1).sample == 'riffle_x{a="say \\"hi\\"\\\\",b="2\\n"}'
@@ -47,7 +47,7 @@ def test_counters_are_sums_over_batches(tmp_path: Path) -> None:
     assert values(world, "riffle_state_rows") == {("totals",): 2, ("tails",): 2}
 
 
-def test_an_executor_that_returned_has_the_readings_of_its_active_member() -> None:
+def test_an_executor_id_has_the_readings_of_its_active_member() -> None:
     """If an awaited member has the same executor id as an active one, the readings are those of the active member."""
     active = MemberFacts("new", "1", "host", owned=5)
     awaited = MemberFacts("old", "1", "host", state="awaited", owned=3)
@@ -56,7 +56,7 @@ def test_an_executor_that_returned_has_the_readings_of_its_active_member() -> No
         assert shown["riffle_owned_key_groups"] == 5
 
 
-def test_the_watermark_delay_is_measured_at_the_time_of_the_facts() -> None:
+def test_the_watermark_delay_grows_while_no_batch_commits() -> None:
     """The watermark delay is the time of the facts minus the watermark, so it grows while no batch commits."""
     facts = DriverFacts(100_000, "q", commit_ms=60_000, watermark_ms=50_000)
     shown = {r.metric.name: r.value for r in readings(None, facts)}

@@ -74,13 +74,13 @@ _STATUSES = st.builds(
 
 
 @given(_STATUSES)
-def test_every_status_can_be_read_again(status: Status) -> None:
+def test_every_status_is_read_back_equal(status: Status) -> None:
     """Property: a status that is written and read again is equal, as text and as bytes."""
     assert from_json(to_json(status)) == status
     assert decode(encode(status)) == status
 
 
-def test_a_status_of_many_key_groups_is_compressed_and_read_again() -> None:
+def test_a_large_status_is_stored_compressed() -> None:
     """A large status is stored compressed."""
     members = tuple(MemberFacts(f"member-{n}", str(n), f"host-{n}") for n in range(100))
     groups = (GroupFacts("query", ("counts",), tuple(n % 100 for n in range(4096)), ((1, 2),) * 4096, ((),) * 4096),)
@@ -148,7 +148,7 @@ def test_the_text_is_one_line() -> None:
         (("facts", "failure"), {"error": "ValueError", "id": "", "time_ms": "now"}),
     ],
 )
-def test_a_status_with_a_damaged_number_is_an_error_with_a_remedy(path: tuple[str | int, ...], value: object) -> None:
+def test_impossible_numbers_in_a_status_are_refused_with_a_remedy(path: tuple[str | int, ...], value: object) -> None:
     """Seconds without a total, NaN and infinity are refused, although Python's JSON accepts them."""
     facts = DriverFacts(
         1, source=(PartitionLag("t", 0, 1),), members=(MemberFacts("m", "1", "h"),), counters={"rows": 1}
@@ -163,7 +163,7 @@ def test_a_status_with_a_damaged_number_is_an_error_with_a_remedy(path: tuple[st
     assert raised.value.remedy
 
 
-def test_a_number_that_json_does_not_have_is_not_written() -> None:
+def test_nan_is_not_written_to_a_status() -> None:
     """NaN is not written, because other JSON parsers refuse it."""
     with pytest.raises(ValueError, match="JSON"):
         to_json(Status(DriverFacts(1, members=(MemberFacts("m", "1", "h", disk_used=float("nan")),))))

@@ -62,7 +62,7 @@ def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
     return Writer(None if request.param == "memory" else DirectoryStore(tmp_path))
 
 
-def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> None:
+def test_the_first_batch_writes_a_status_and_later_ones_once_a_minute(writer: Writer) -> None:
     """The first batch writes a status, and later ones write once a minute with one PUT each.
 
     Only the first two are reads.
@@ -80,7 +80,7 @@ def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> 
     assert (status.batches[-1].lag_records, status.batches[-1].rows, status.product) == (7, 100, "1.2.3")
 
 
-def test_what_operators_asked_for_is_written_within_a_second(writer: Writer) -> None:
+def test_answers_to_operators_are_written_within_a_second(writer: Writer) -> None:
     """An answer to an operator, and each change of a drained member, is written within a second."""
     writer.exporter.export(_report(0), _facts(0), ())
     writer.exporter.export(None, _facts(0.5, answered=1), ())
@@ -98,7 +98,7 @@ def test_what_operators_asked_for_is_written_within_a_second(writer: Writer) -> 
     assert writer.counted["put"] == 6, "other members are updated once a minute"
 
 
-def test_a_clock_that_was_set_back_stops_no_heartbeat(writer: Writer) -> None:
+def test_the_heartbeat_continues_after_the_clock_was_set_back(writer: Writer) -> None:
     """If the clock is set back, the exporter still writes its heartbeat."""
     writer.exporter.export(_report(5), _facts(5_000), ())
     writer.exporter.export(None, _facts(100), ())
@@ -167,7 +167,7 @@ def test_a_query_that_fails_writes_its_error_at_once(writer: Writer) -> None:
     assert (again.stored().state, again.stored().facts.failure) == ("running", None)
 
 
-def test_a_query_whose_failure_could_not_be_written_writes_it_at_its_end() -> None:
+def test_a_failure_that_the_store_refused_is_written_at_the_end() -> None:
     """If the store refused the status with the failure, the exporter writes it when the query ends."""
     writer = Writer()
     writer.exporter.export(_report(0), _facts(0), ())
@@ -179,7 +179,7 @@ def test_a_query_whose_failure_could_not_be_written_writes_it_at_its_end() -> No
     assert writer.stored().state == "failed"
 
 
-def test_a_paused_query_says_since_when(writer: Writer) -> None:
+def test_the_status_of_a_paused_query_has_the_time_of_the_pause(writer: Writer) -> None:
     """The status of a paused query has the time of the pause. A batch that still runs is shown as running."""
     writer.exporter.export(_report(0), _facts(0), ())
     writer.exporter.export(None, _facts(60, paused_since_ms=1_055_000, batch_seconds=5.0), ())
@@ -196,7 +196,7 @@ def test_the_status_of_an_ended_query_has_no_pause(writer: Writer) -> None:
     assert (writer.stored().state, writer.stored().facts.paused_since_ms) == ("stopped", None)
 
 
-def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
+def test_status_page_writes_the_page_with_each_status(writer: Writer) -> None:
     """With `status_page`, the exporter also writes the page of each written status, with one PUT more."""
     paged = Writer(writer.objects, status_page=True)
     paged.exporter.export(_report(0), _facts(0), ())
@@ -211,7 +211,7 @@ def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
     assert len(paged.stored().batches) == 2
 
 
-def test_a_status_that_another_process_replaced_or_deleted_is_read_again(writer: Writer) -> None:
+def test_a_status_that_another_process_changed_is_read_before_a_write(writer: Writer) -> None:
     """If another process replaced or deleted the status, the exporter reads it once before the next write."""
     for minute in range(3):
         writer.exporter.export(None, _facts(60 * minute), ())
@@ -238,7 +238,7 @@ def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:
     assert old.objects.get(paths.STATUS_PAGE) == page
 
 
-def test_values_of_users_are_not_in_the_status(writer: Writer) -> None:
+def test_the_status_has_no_text_of_user_exceptions(writer: Writer) -> None:
     """The status has no text of a user's exception, because it may quote a row."""
     warning = "[RIFFLE-0809] Batch 3 has 2 dead letters. Store 'x' raised KeyError('alice@example.com') for the first."
     listener = "[RIFFLE-0760] on_lost of the rebalance listener failed: KeyError('alice@example.com')\n  What to do: z"
@@ -272,7 +272,7 @@ def test_a_fenced_driver_does_not_overwrite_the_newer_drivers_status(writer: Wri
     assert writer.stored().facts.time_ms == _facts(80).time_ms
 
 
-def test_the_status_of_a_log_that_was_started_again_is_replaced(writer: Writer) -> None:
+def test_the_driver_of_a_new_log_replaces_the_status_of_the_old_log(writer: Writer) -> None:
     """A root that was emptied and started again has lower epochs. Its driver replaces the status that was left."""
     writer.exporter.export(_report(0), _facts(0, epoch=9), ())
     restarted = Writer(writer.objects)
@@ -296,7 +296,7 @@ class _Unavailable(MemoryStore):
         raise UnavailableError("No answer.", id="RIFFLE-0000")
 
 
-def test_a_store_that_does_not_answer_is_tried_once_an_interval_and_reported_once(
+def test_an_unreachable_store_is_tried_per_interval_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An unreachable store is tried once per interval, and each try is counted. One warning is logged."""
@@ -316,7 +316,7 @@ def test_an_unknown_lag_of_a_batch_is_not_zero() -> None:
     assert [batch.lag_records for batch in writer.stored().batches] == [None]
 
 
-def test_requests_are_counted_anew_after_the_clock_was_set_back() -> None:
+def test_request_counts_restart_after_the_clock_was_set_back() -> None:
     """After the clock was set back, the shown requests and seconds are counted from that time."""
     writer = Writer()
     writer.settings = Settings(status_interval=10)
@@ -330,7 +330,7 @@ def test_requests_are_counted_anew_after_the_clock_was_set_back() -> None:
     assert (shown.seconds, shown.by_kind) == (20.0, {"put": 5})
 
 
-def test_a_root_with_a_status_is_whole_and_one_without_a_log_is_empty(tmp_path: Path) -> None:
+def test_verify_accepts_the_status_and_a_root_with_only_a_status_is_empty(tmp_path: Path) -> None:
     """`riffle verify` accepts the status and its page. A root that only has these can be started."""
     world = World(tmp_path / "local")
     Writer(world.memory, status_page=True).exporter.export(_report(0), _facts(0), ())

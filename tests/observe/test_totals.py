@@ -23,7 +23,7 @@ def test_open_labels_are_added_up_and_fixed_ones_are_in_the_name(tmp_path: Path)
     assert values["riffle_batches_total.run"] == 1
 
 
-def test_the_largest_of_shares_and_times_counts() -> None:
+def test_the_total_of_ratios_and_seconds_is_the_maximum() -> None:
     """The total of a ratio or of a lag in seconds is the maximum. A lag in records is a sum."""
     disk = METRIC_BY_NAME["riffle_local_disk_used_ratio"]
     lag = METRIC_BY_NAME["riffle_source_lag_seconds"]
@@ -50,6 +50,6 @@ def test_counters_without_labels_start_at_zero() -> None:
     assert dict.fromkeys(counters, 0).items() <= values.items()
 
 
-def test_the_number_of_totals_is_bounded() -> None:
+def test_six_labels_have_no_fixed_list_of_values() -> None:
     """The labels outside of names are those without a fixed list of values."""
     assert set(LABELS) - FIXED_LABELS == {"executor", "id", "partition", "reason", "store", "topic"}

@@ -51,12 +51,12 @@ def test_counts_have_separators_and_small_rates_a_decimal() -> None:
     assert {number: show_count(number) for number in shown} == shown
 
 
-def test_shares_are_percents() -> None:
+def test_a_share_is_shown_as_a_whole_percent() -> None:
     """A share is shown as a whole percent."""
     assert show_percent(0.416) == "42 %"
 
 
-def test_times_are_in_utc_and_impossible_ones_are_numbers() -> None:
+def test_times_outside_the_calendar_are_shown_as_milliseconds() -> None:
     """A time outside the calendar is shown as a number of milliseconds."""
     assert show_time(1_772_373_909_999) == "2026-03-01 14:05:09 UTC"
     assert show_time(-1) == "1969-12-31 23:59:59 UTC"

@@ -10,7 +10,7 @@ def test_every_planted_bug_applies() -> None:
     check_patches_apply(read_plants())
 
 
-def test_every_planted_bug_says_what_goes_wrong() -> None:
+def test_every_planted_bug_has_a_sentence_as_description() -> None:
     """The description of every planted bug is a sentence."""
     plants = read_plants()
     assert len(plants) >= 100

@@ -68,7 +68,7 @@ class EchoSlot:
     ("compute", "method"),
     [(OwnBlock(), "over_tables"), (aggregate(rows=count()), "over_tables"), (OwnElements(), "over_elements")],
 )
-def test_blocks_and_elements_are_called_with_their_columns(compute: Computation, method: str) -> None:
+def test_blocks_store_columns_and_element_computations_store_variables(compute: Computation, method: str) -> None:
     """Blocks store plain columns, and computations on elements store variables. Neither takes initial state."""
     declared = compute.declare(KEY, KEY)
     computation = StoreComputation(compute)
@@ -79,7 +79,7 @@ def test_blocks_and_elements_are_called_with_their_columns(compute: Computation,
     assert computation.run("s", schema.to_text(), cast("SlotState[Any]", EchoSlot())) == (method, schema, compute)
 
 
-def test_a_processor_gets_the_columns_of_its_store() -> None:
+def test_a_processor_stores_variables_and_takes_initial_state() -> None:
     """A processor stores variables and takes initial state."""
     compute = OwnProcessor()
     computation = StoreComputation(compute)

@@ -23,7 +23,7 @@ def test_every_package_has_one_version_and_its_hashes(name: str) -> None:
     assert [package for package in packages if not PINNED.fullmatch(package.strip())] == []
 
 
-def test_every_install_looks_at_hashes() -> None:
+def test_every_install_checks_hashes() -> None:
     """Each ``pip install`` of the script checks hashes, except the one of the checkout itself.
 
     The checkout is built with packages that are already installed.
@@ -40,7 +40,7 @@ def test_every_install_looks_at_hashes() -> None:
 
 @pytest.mark.parametrize("lock", ["python310.txt", "python311.txt"])
 @pytest.mark.parametrize("spark", ["", "3.5.9", "4.3.0"])
-def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
+def test_packages_of_a_spark_version_replace_the_pinned_ones(lock: str, spark: str) -> None:
     """The packages in the file of a Spark version replace those of the lock. An unknown version is refused."""
     script = (CHECKOUT / "run").read_text()
     functions = re.findall(

@@ -25,7 +25,7 @@ def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.toml")), ids=lambda path: path.name)
-def test_every_file_can_be_used_as_it_is(path: Path) -> None:
+def test_every_file_is_valid_and_sets_no_root(path: Path) -> None:
     """Each file is accepted and sets no root."""
     assert from_sources(toml=path).root is None
 

@@ -34,7 +34,7 @@ def feed_numbers(judge: fuzz.Judge, _: fuzz.Seeds) -> None:
         judge(b"%d" % number)
 
 
-def test_each_fault_of_a_decoder_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_of_a_decoder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A foreign error, the end of the process and a hang are findings. The other inputs are still tried."""
     monkeypatch.setattr(fuzz, "HANG_SECONDS", 1.0)  # seconds of CPU, so the load of the machine does not matter
     decoder = Decoder("digits", decode_digit, list)
@@ -54,7 +54,7 @@ CHECKSUMS = {
 
 
 @pytest.mark.parametrize("name", CHECKSUMS)
-def test_a_sealed_encoding_is_believed(name: str) -> None:
+def test_a_sealed_encoding_is_accepted(name: str) -> None:
     """A sealed encoding is accepted: after its wrong checksum is replaced, it decodes as the original."""
     decoder = DECODERS[name]
     for data in decoder.seeds():
@@ -74,7 +74,7 @@ def read(decoder: Decoder, data: bytes) -> object:
         return str(refused)
 
 
-def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> None:
+def test_every_file_that_reads_external_data_has_a_decoder_or_a_reason() -> None:
     """Each file that reads external data has a decoder or a reason, and each decoder is used."""
     package = CHECKOUT / "riffle_spark"
     files = {
@@ -87,7 +87,7 @@ def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> Non
     assert named | {"names", "answer of S3", "folder of a member"} == set(DECODERS)
 
 
-def test_values_that_do_not_come_back_are_told(
+def test_columns_that_cannot_be_read_back_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``--values`` generates columns, seals and reads them. A column that cannot be read is reported."""

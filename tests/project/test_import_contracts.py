@@ -179,17 +179,17 @@ def _words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: f"{breach.contract}: {breach.file}")
-def test_a_planted_breach_is_found(breach: Breach, reports: Mapping[str, str]) -> None:
+def test_a_planted_violation_is_reported(breach: Breach, reports: Mapping[str, str]) -> None:
     """The report names the contract, the file and the violation."""
     assert re.search(re.escape(breach.report).replace(r"\{\}", r"\d+"), reports[breach.contract])
 
 
-def test_the_package_has_no_violation_that_no_linter_finds() -> None:
+def test_the_package_has_no_violation_that_linters_miss() -> None:
     """Spark's private parts are used only where the page lists them. Only one file contains object names."""
     assert breaches_below(CHECKOUT) == []
 
 
-def test_the_page_of_sparks_inner_parts_lists_nothing_that_is_not_used() -> None:
+def test_the_page_of_sparks_private_parts_lists_only_used_parts() -> None:
     """Each word of a row on the page occurs in the row's file."""
     for file, words in listed().items():
         text = (CHECKOUT / file).read_text()

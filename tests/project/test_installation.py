@@ -141,7 +141,7 @@ def run_examples(programs: Path, folder: Path, pages: Sequence[str] = PAGES) -> 
     assert run_code(programs, RUN_BLOCKS, folder).count("ran ") == len(blocks_found)
 
 
-def test_spark(installed: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_extra_spark_runs_the_first_queries(installed: Callable[..., Path], tmp_path: Path) -> None:
     """With the extra ``spark`` the first documented queries run."""
     run_examples(installed("spark"), tmp_path)
 
@@ -169,17 +169,17 @@ def test_the_first_query_on_each_python_and_spark(
         run_examples(programs, tmp_path, PAGES[:1])
 
 
-def test_sketches(installed: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_extra_sketches_enables_distinct_counts(installed: Callable[..., Path], tmp_path: Path) -> None:
     """With the extra ``sketches`` a query counts distinct values by sketches."""
     run_code(installed("spark,sketches"), SKETCHES, tmp_path)
 
 
-def test_encryption(installed: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_extra_encryption_enables_encrypted_state(installed: Callable[..., Path], tmp_path: Path) -> None:
     """With the extra ``encryption`` state can be encrypted."""
     run_code(installed("spark,encryption"), ENCRYPTION, tmp_path)
 
 
-def test_testing(installed: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_extra_testing_runs_the_test_of_the_page(installed: Callable[..., Path], tmp_path: Path) -> None:
     """With the extra ``testing`` the page's test runs with the page's fixtures."""
     page = CHECKOUT / "docs" / "testing.md"
     operator = next(block.code for block in blocks(page) if block.info == "python runnable")
@@ -191,7 +191,7 @@ def test_testing(installed: Callable[..., Path], tmp_path: Path) -> None:
     assert "1 passed" in call(*run, cwd=tmp_path, bin_folder=programs)
 
 
-def test_racks(installed: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_extra_racks_enables_rack_assignment(installed: Callable[..., Path], tmp_path: Path) -> None:
     """With the extra ``racks`` an assignment uses the racks of the source, without PySpark."""
     (tmp_path / "world.json").write_text(json.dumps(RACKS))
     played = call(installed("racks") / "riffle", "simulate", "world.json", "--policy", "riffle", cwd=tmp_path)

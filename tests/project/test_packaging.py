@@ -104,21 +104,21 @@ def is_possible(argument: str) -> bool:
     )
 
 
-def test_each_documented_installation_is_possible_today() -> None:
+def test_documented_installations_name_existing_packages_and_extras() -> None:
     """Docs and remedies name only existing packages and extras, with the versions of setup.cfg."""
     commands = installations()
     assert len(commands) > 8
     assert [f"{place}: {argument}" for place, argument in commands if not is_possible(argument)] == []
 
 
-def test_the_requirements_of_messages_are_those_of_the_package() -> None:
+def test_requirements_in_messages_are_those_of_the_package() -> None:
     """The packages that an error asks to install on executors are requirements in setup.cfg."""
     assert set(REQUIREMENTS) >= {"pyarrow", "numpy", "xxhash", "boto3"}
     assert [requirement for requirement in REQUIREMENTS.values() if not is_possible(requirement)] == []
 
 
 @pytest.mark.parametrize("argument", ["riffle-spark", "riffle-spark[racks]", ".[rack]", "scipy>=1.2", "leftpad>=1"])
-def test_an_impossible_installation_is_noticed(argument: str) -> None:
+def test_an_impossible_installation_is_reported(argument: str) -> None:
     """An argument that pip would refuse, or with another version than setup.cfg, is reported."""
     assert not is_possible(argument)
 
@@ -143,7 +143,7 @@ def supported_pythons() -> list[tuple[int, int]]:
     return [(major, minor) for minor in range(oldest, newest + 1)]
 
 
-def test_links_of_the_readme_work_where_the_package_is_shown() -> None:
+def test_links_of_the_readme_are_absolute_once_an_address_is_set() -> None:
     """With a public address the links of the README are absolute. Without one, RELEASE.md describes that step."""
     relative = [link for link in links(CHECKOUT / "README.md") if "://" not in link and not link.startswith("#")]
     has_address = "project_urls" in options()["metadata"]

@@ -141,6 +141,6 @@ def test_private_parts_of_other_packages_are_named_with_a_reason(packages: Packa
         ("worker", "log.tail  # private: it was", True),
     ],
 )
-def test_a_private_part_of_another_package_is_found(package: str, line: str, is_found: bool) -> None:
+def test_uses_of_private_names_of_other_packages_are_reported(package: str, line: str, is_found: bool) -> None:
     """An import, attribute or patch of a private name is found, unless it is the test's, a library's, or explained."""
     assert bool(breaches(line + "\n", package, {"_tail": {"state/log"}})) == is_found

@@ -30,7 +30,7 @@ def test_help_names_every_subcommand() -> None:
             assert f"./run {name} " in answer.stdout
 
 
-def test_what_it_does_not_know_is_an_error() -> None:
+def test_an_unknown_subcommand_or_option_is_refused() -> None:
     """An unknown subcommand, benchmark or option is an error."""
     assert "./run setup" in run("no-such-thing").stderr
     for arguments in (["no-such-thing"], ["bench", "no-such-bench"], ["setup", "--sprak"], ["nightly", "--now"]):
@@ -39,7 +39,7 @@ def test_what_it_does_not_know_is_an_error() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_setting_up_a_fresh_machine_is_not_silent(tmp_path: Path) -> None:
+def test_setup_of_a_fresh_machine_reports_progress(tmp_path: Path) -> None:
     """On a fresh machine, `./run setup` prints its first line within two seconds, and then one every ten seconds."""
     fresh = tmp_path / "fresh"
     caches = tmp_path / "caches"

@@ -7,7 +7,7 @@ from tests.structure.graph_page import draw_graph, replace_graph
 from tests.structure.product import read_product
 
 
-def test_the_drawn_graph_is_up_to_date() -> None:
+def test_the_import_graph_of_the_page_is_up_to_date() -> None:
     """The graph in the architecture page is the one that `./run structure --draw` draws."""
     page = (CHECKOUT / "docs" / "architecture.md").read_text()
     assert replace_graph(page, draw_graph(read_product(CHECKOUT))) == page

@@ -86,12 +86,12 @@ def test_harnesses_are_closed_when_their_test_ends(pytester: pytest.Pytester, mo
     assert list(folder.glob("riffle-harness-*")) == []
 
 
-def test_every_test_has_a_root_of_its_own(pytester: pytest.Pytester) -> None:
+def test_each_test_gets_an_empty_root(pytester: pytest.Pytester) -> None:
     """Each test gets an empty root and a local folder below its own temporary folder."""
     run(pytester, ASKED, OWN_ROOTS).assert_outcomes(passed=2)
 
 
-def test_the_kit_does_not_need_pytest() -> None:
+def test_the_testing_package_is_imported_without_pytest() -> None:
     """riffle_spark.testing can be imported without pytest. Only the fixtures import it."""
     code = "import sys; sys.modules['pytest'] = None; from riffle_spark.testing import Harness; print(Harness.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -106,7 +106,9 @@ def test_a_query_runs_in_the_session_with_the_root(pytester: pytest.Pytester) ->
 
 
 @pytest.mark.spark
-def test_a_session_that_is_there_is_given_and_goes_on(spark: SparkSession, pytester: pytest.Pytester) -> None:
+def test_the_fixture_returns_the_active_session_and_does_not_stop_it(
+    spark: SparkSession, pytester: pytest.Pytester
+) -> None:
     """The fixture returns the active session and does not stop it."""
     pytester.makeconftest(ASKED)
     pytester.makepyfile(GETS_THE_ACTIVE_ONE)

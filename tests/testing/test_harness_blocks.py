@@ -16,15 +16,15 @@ ROWS = pa.schema([("user", pa.string()), ("paid", pa.int64()), ("at", pa.timesta
 BEST = pa.schema([("best", pa.int64())])
 
 
-def totals(**given: Any) -> Stateful:
+def totals(**options: Any) -> Stateful:
     """Return an aggregate."""
-    return Stateful("totals", "user", aggregate(payments=count(), paid=sum_("paid")), **given)
+    return Stateful("totals", "user", aggregate(payments=count(), paid=sum_("paid")), **options)
 
 
 def best_of(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the greatest payment per user as output and as state."""
-    found = pa.concat_tables([rows.select(["user", "paid"]).rename_columns(["user", "best"]), state])
-    best = found.group_by("user").aggregate([("best", "max")]).select(["user", "best_max"])
+    candidates = pa.concat_tables([rows.select(["user", "paid"]).rename_columns(["user", "best"]), state])
+    best = candidates.group_by("user").aggregate([("best", "max")]).select(["user", "best_max"])
     best = best.rename_columns(["user", "best"])
     return best, best
 
@@ -39,7 +39,7 @@ def paid(user: str, amount: int, second: int = 0) -> dict[str, object]:
     return {"user": user, "paid": amount, "at": datetime.fromtimestamp(second, timezone.utc)}
 
 
-def test_an_aggregate_counts_on() -> None:
+def test_an_aggregate_continues_from_stored_totals() -> None:
     """An aggregate continues from the stored totals after a loss of all local copies."""
     with Harness(totals(), ROWS) as query:
         query.feed([paid("ann", 3), paid("ann", 4), paid("bob", 1)])
@@ -48,7 +48,7 @@ def test_an_aggregate_counts_on() -> None:
         assert query.state() == {("ann",): {"payments": 3, "paid": 12}, ("bob",): {"payments": 1, "paid": 1}}
 
 
-def test_a_function_on_arrow_keeps_its_state() -> None:
+def test_an_arrow_function_gets_the_state_that_it_returned() -> None:
     """An Arrow function gets the state that it returned before."""
     with Harness(best(), ROWS) as query:
         query.feed([paid("ann", 3), paid("bob", 9)])
@@ -69,7 +69,7 @@ def test_a_crash_at_any_step_counts_nothing_twice(step: Step) -> None:
         assert len(query.delivered()) == 2
 
 
-def test_a_source_that_aborts_leaves_a_block_as_it_was() -> None:
+def test_an_aborted_source_leaves_the_state_unchanged() -> None:
     """After the source aborts, the sealed deltas of the slots are in no batch, and the state is unchanged."""
     with Harness(totals(), ROWS) as query:
         query.abort()
@@ -89,7 +89,7 @@ def test_rows_before_an_advanced_watermark_are_late() -> None:
         assert [report.late_rows for report in query.reports] == [0, 0, 1]
 
 
-def test_a_store_that_is_not_durable_begins_empty_after_a_crash() -> None:
+def test_a_store_that_is_not_durable_is_empty_after_a_crash() -> None:
     """A store that is not durable has no readable state, and is empty after a crash."""
     with Harness(totals(durable=False), ROWS) as query:
         query.feed([paid("ann", 1)])
@@ -99,7 +99,7 @@ def test_a_store_that_is_not_durable_begins_empty_after_a_crash() -> None:
         assert query.feed([paid("ann", 1)])[0]["payments"] == 1
 
 
-def test_a_block_has_no_variables() -> None:
+def test_variables_and_timers_of_a_block_are_refused() -> None:
     """Asking a block for timers or variables raises an error that names `state()` and `table()`."""
     with Harness(totals(), ROWS) as query:
         for ask in (query.timers, lambda: query.state("paid"), lambda: query.expires("paid")):

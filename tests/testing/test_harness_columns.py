@@ -38,26 +38,26 @@ FORMS = {"rows": transform_with_state, "pandas": transform_with_state_in_pandas}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("s.x", "in"), ("S.X", "in")])
-def test_rows_are_as_they_came_whatever_the_key_is(form: str, key: str, found: str) -> None:
+@pytest.mark.parametrize(("key", "value"), [("USER", "ann"), ("s.x", "in"), ("S.X", "in")])
+def test_rows_keep_all_their_columns_for_any_key(form: str, key: str, value: str) -> None:
     """Rows have all their columns, also two of one name, whether the key is a column or a field of a struct."""
     operator = FORMS[form](Columns(), key=key, output="key string, told string")
     rows = pa.Table.from_arrays([["ann"], pa.array([{"x": "in"}], STRUCT), [1], [2]], schema=ROWS)
     with Harness(operator, ROWS) as query:
-        assert query.feed(rows) == [{"key": found, "told": "['user', 's', 'v', 'v', 1, 2]"}]
+        assert query.feed(rows) == [{"key": value, "told": "['user', 's', 'v', 'v', 1, 2]"}]
 
 
-def test_an_aggregate_is_of_the_columns_that_are_meant() -> None:
+def test_an_aggregate_finds_its_columns_ignoring_case() -> None:
     """An aggregate finds its columns ignoring case, also as fields of a struct."""
     kind = pa.struct([("x", pa.int64())])
     rows = pa.schema([("user", pa.string()), ("V", pa.int64()), ("s", kind), ("T", kind)])
     declared = aggregate(total=sum_("v"), least=min_("S.X"), most=max_("t.x"), n=count("USER"))
-    given = [{"user": "ann", "V": n, "s": {"x": n}, "T": None if n == 3 else {"x": 10 * n}} for n in (1, 2, 3)]
+    values = [{"user": "ann", "V": n, "s": {"x": n}, "T": None if n == 3 else {"x": 10 * n}} for n in (1, 2, 3)]
     with Harness(Stateful("totals", "User", declared), rows) as query:
-        assert query.feed(given) == [{"user": "ann", "total": 6, "least": 1, "most": 20, "n": 3}]
+        assert query.feed(values) == [{"user": "ann", "total": 6, "least": 1, "most": 20, "n": 3}]
 
 
-def test_case_counts_if_spark_is_told_so() -> None:
+def test_columns_are_case_sensitive_with_sparks_setting() -> None:
     """With ``spark.sql.caseSensitive`` a column in another case is not found."""
     operator = Stateful("seen", "USER", aggregate(n=count()))
     with pytest.raises(ConfigError, match="RIFFLE-0229"):
@@ -85,7 +85,7 @@ def gives(value: object, kind: str, conf: dict[str, str] | None = None) -> objec
         return query.feed([{"user": "ann"}])[0]["n"]
 
 
-def test_conversions_are_those_of_the_spark_that_is_installed() -> None:
+def test_fractions_in_integer_columns_follow_the_installed_spark() -> None:
     """A fraction in an integer column is truncated until Spark 4.0 and refused from 4.1 on."""
     if spark_version.startswith(("3.5.", "4.0.")):
         assert gives(1.5, "long") == 1
@@ -94,7 +94,7 @@ def test_conversions_are_those_of_the_spark_that_is_installed() -> None:
             gives(1.5, "long")
 
 
-def test_conversions_are_those_that_a_harness_is_told() -> None:
+def test_conversions_follow_the_setting_of_the_harness() -> None:
     """The harness uses the setting that it is given, with any installed Spark."""
     assert gives(1.5, "long", {SAFE: "false"}) == 1
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
@@ -102,7 +102,7 @@ def test_conversions_are_those_that_a_harness_is_told() -> None:
 
 
 @pytest.mark.skipif(spark_version.startswith(("3.5.", "4.0.")), reason="Spark has the setting since 4.1")
-def test_whole_numbers_are_decimals_where_spark_is_told_so() -> None:
+def test_integers_are_accepted_as_decimals_with_sparks_setting() -> None:
     """With Spark's setting an integer is accepted in a decimal column, which Arrow alone would refuse."""
     conf = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
     assert gives(7, "decimal(1,0)", conf) == Decimal(7)

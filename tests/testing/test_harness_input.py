@@ -18,19 +18,19 @@ def totals() -> Stateful:
 
 
 @pytest.mark.parametrize(
-    ("row", "said", "remedy"),
+    ("row", "message", "remedy"),
     [
         ({"usr": "ann", "amount": 3}, "Unknown column 'usr'", "Did you mean 'user'?"),
         ({"user": "ann", "amount": 3, "x": 1}, "Unknown column 'x'", "amount, user"),
     ],
 )
-def test_rows_of_other_columns_are_refused(row: dict[str, object], said: str, remedy: str) -> None:
+def test_rows_with_unknown_columns_are_refused(row: dict[str, object], message: str, remedy: str) -> None:
     """A row or table with an unknown column is refused with its name and row number, and nothing is committed."""
     with Harness(totals(), SCHEMA) as query:
-        with pytest.raises(ConfigError, match=said) as caught:
+        with pytest.raises(ConfigError, match=message) as caught:
             query.feed([{"user": "bob", "amount": 1}, row])
         assert (caught.value.where, remedy in caught.value.remedy) == ("row 1", True)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             query.feed(pa.table({name: [value] for name, value in row.items()}))
         assert query.state() == {}
         with pytest.raises(ConfigError, match="RIFFLE-0476"):
@@ -52,7 +52,7 @@ def test_the_schema_may_be_ddl(ddl: str) -> None:
         assert query.feed([{"user": "ann", "amount": 3}]) == [{"user": "ann", "payments": 1, "paid": 3}]
 
 
-def test_a_value_of_another_type_is_refused_with_its_column() -> None:
+def test_a_value_of_a_wrong_type_is_refused_with_its_column() -> None:
     """Nothing is committed, so the rows can be fed again."""
     with Harness(Stateful("t", "k", aggregate(total=sum_("n"))), "k string, n long") as query:
         with pytest.raises(ConfigError, match=r"column 'n' \(int64\): Could not convert 'three'") as refused:
@@ -62,9 +62,9 @@ def test_a_value_of_another_type_is_refused_with_its_column() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("user strin", "RIFFLE-0206"), ("", "schema"), ({"user": "string"}, "RIFFLE-0475")]
+    ("schema", "message"), [("user strin", "RIFFLE-0206"), ("", "schema"), ({"user": "string"}, "RIFFLE-0475")]
 )
-def test_what_is_no_schema_is_refused(given: object, said: str) -> None:
+def test_an_invalid_schema_is_refused(schema: object, message: str) -> None:
     """A schema that cannot be parsed is refused."""
-    with pytest.raises(ConfigError, match=said):
-        Harness(totals(), given)
+    with pytest.raises(ConfigError, match=message):
+        Harness(totals(), schema)

@@ -79,7 +79,7 @@ def test_state_timers_and_ttl_are_shown_by_key() -> None:
             query.state()
 
 
-def test_time_passes_only_when_it_is_told_to() -> None:
+def test_time_advances_only_on_request() -> None:
     """Time advances only on request: then the timer fires, and an element with a TTL expires."""
     with baskets() as query:
         query.feed(took("pen"))
@@ -93,7 +93,7 @@ def test_time_passes_only_when_it_is_told_to() -> None:
         assert query.state("count") == {("ann",): (1,)}
 
 
-def test_the_watermark_goes_where_it_is_put() -> None:
+def test_the_watermark_advances_only_on_request() -> None:
     """The watermark advances only on request. Event-time timers fire in the next batch, also without rows."""
     with baskets(event_time=True) as query:
         query.advance_watermark(5_000)
@@ -123,7 +123,7 @@ def test_a_crash_at_any_step_changes_nothing(step: Step, lose_copies: bool) -> N
         assert sorted(map(repr, query.delivered())) == sorted(map(repr, undisturbed.delivered()))
 
 
-def test_a_crash_comes_once_and_at_a_step_that_there_is() -> None:
+def test_a_crash_happens_once_and_an_unknown_step_is_refused() -> None:
     """A crash happens once, and the next batch succeeds. An unknown step is refused."""
     with baskets() as query:
         with pytest.raises(ConfigError, match="RIFFLE-0479"):
@@ -136,7 +136,7 @@ def test_a_crash_comes_once_and_at_a_step_that_there_is() -> None:
 
 
 @pytest.mark.parametrize("after_slots", [1, 2])
-def test_a_source_that_aborts_is_read_again(after_slots: int) -> None:
+def test_a_batch_is_repeated_after_its_source_aborts(after_slots: int) -> None:
     """After the source aborts, the batch is repeated as a whole, and no row counts twice."""
     rows = [row for number in range(20) for row in took("pen", user=f"user-{number}")]
     with baskets() as query:

@@ -58,7 +58,7 @@ def ordered(outputs: list[list[dict[str, object]]]) -> list[list[dict[str, objec
     "query", [in_windows, pytest.param(once, marks=pytest.mark.long), pytest.param(running, marks=pytest.mark.long)]
 )
 @pytest.mark.long
-def test_results_are_those_of_spark(query: Callable[[DataFrame], Any], spark: SparkSession) -> None:
+def test_results_equal_those_of_spark(query: Callable[[DataFrame], Any], spark: SparkSession) -> None:
     """Each batch has Spark's results, with late rows, an empty batch, and a crash between sink and commit."""
     ours = run(query, STEPS, schema=CLICKS)
     assert ordered(ours) == ordered(run(query, STEPS, schema=CLICKS, engine="spark"))
@@ -122,7 +122,7 @@ def test_several_streams_are_passed_by_name(spark: SparkSession) -> None:
 
 
 @pytest.mark.long
-def test_what_cannot_run_is_refused(spark: SparkSession) -> None:
+def test_invalid_batches_and_options_are_refused(spark: SparkSession) -> None:
     """Unknown columns, streams and steps, and options that Spark's engine lacks, are refused.
 
     Errors of the query pass.

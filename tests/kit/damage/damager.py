@@ -64,22 +64,22 @@ class Damager:
         """Draw the position of a byte, preferably of one that is not zero."""
         data = path.read_bytes()
         drawn = [self._chance.randrange(len(data)) for _ in range(4)]
-        return next((at for at in drawn if data[at]), drawn[0])
+        return next((offset for offset in drawn if data[offset]), drawn[0])
 
-    def _written(self, path: Path, at: int, data: bytes) -> None:
+    def _written(self, path: Path, offset: int, data: bytes) -> None:
         with path.open("r+b") as file:
-            file.seek(at)
+            file.seek(offset)
             file.write(data)
 
     def _flipped(self, path: Path) -> str:
-        at, bit = self._place(path), self._chance.randrange(8)
-        self._written(path, at, bytes([path.read_bytes()[at] ^ 1 << bit]))
-        return f"bit {bit} of byte {at} flipped"
+        offset, bit = self._place(path), self._chance.randrange(8)
+        self._written(path, offset, bytes([path.read_bytes()[offset] ^ 1 << bit]))
+        return f"bit {bit} of byte {offset} flipped"
 
     def _another_byte(self, path: Path) -> str:
-        at = self._place(path)
-        self._written(path, at, bytes([path.read_bytes()[at] ^ self._chance.randrange(1, 256)]))
-        return f"byte {at} is another"
+        offset = self._place(path)
+        self._written(path, offset, bytes([path.read_bytes()[offset] ^ self._chance.randrange(1, 256)]))
+        return f"byte {offset} is another"
 
     def _truncated(self, path: Path) -> str:
         size = self._chance.randrange(path.stat().st_size)
@@ -88,16 +88,16 @@ class Damager:
 
     def _zeroed(self, path: Path) -> str:
         size = path.stat().st_size
-        at = self._place(path) // PAGE_BYTES * PAGE_BYTES
-        self._written(path, at, bytes(min(PAGE_BYTES, size - at)))
-        return f"a page zeroed at {at}"
+        offset = self._place(path) // PAGE_BYTES * PAGE_BYTES
+        self._written(path, offset, bytes(min(PAGE_BYTES, size - offset)))
+        return f"a page zeroed at {offset}"
 
     def _swapped(self, path: Path) -> str:
-        others = [other for folder in self.folders() for other in files_in(folder) if other != path]
-        alike = [other for other in others if other.name == path.name or other.parent == path.parent]
-        if not others:
+        candidates = [other for folder in self.folders() for other in files_in(folder) if other != path]
+        alike = [other for other in candidates if other.name == path.name or other.parent == path.parent]
+        if not candidates:
             return self._removed(path)
-        other, passing = self._chance.choice(alike or others), path.with_name("passing")
+        other, passing = self._chance.choice(alike or candidates), path.with_name("passing")
         path.rename(passing)
         other.rename(path)
         passing.rename(other)
@@ -119,5 +119,5 @@ class Damager:
 
 def files_in(folder: Path) -> list[Path]:
     """Return the files below a folder that are not empty, sorted. Links are left out."""
-    found = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if path.is_file() and not path.is_symlink() and path.stat().st_size)
+    paths = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink() and path.stat().st_size)

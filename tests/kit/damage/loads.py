@@ -54,25 +54,25 @@ def noted(key: str, n: int, total: int) -> str:
 
 
 def _summed(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    held = {row["k"]: (row["n"], row["total"]) for row in state.to_pylist()}
-    kept, gone = _added(held, rows.to_pylist())
+    totals = {row["k"]: (row["n"], row["total"]) for row in state.to_pylist()}
+    kept, gone = _added(totals, rows.to_pylist())
     new = pa.Table.from_pylist(kept, schema=OUTPUT)
     return new, new, pa.table([pa.array(gone, pa.string())], names=["k"])
 
 
-def _added(held: dict[str, tuple[int, int]], rows: list[Given]) -> tuple[list[Given], list[str]]:
+def _added(totals: dict[str, tuple[int, int]], rows: list[Given]) -> tuple[list[Given], list[str]]:
     """Add rows to the state ``held``.
 
     Return the rows of changed keys that still exist, and the keys that were deleted.
     """
     for row in rows:
-        n, total = held.get(row["k"], (0, 0))
-        held[row["k"]] = (n + 1, total + row["v"])
+        n, total = totals.get(row["k"], (0, 0))
+        totals[row["k"]] = (n + 1, total + row["v"])
         if row["v"] < 0:
-            del held[row["k"]]
+            del totals[row["k"]]
     touched = {row["k"] for row in rows}
-    kept = [{"k": key, "n": held[key][0], "total": held[key][1]} for key in touched if key in held]
-    return [{**row, "note": noted(row["k"], row["n"], row["total"])} for row in kept], sorted(touched - held.keys())
+    kept = [{"k": key, "n": totals[key][0], "total": totals[key][1]} for key in touched if key in totals]
+    return [{**row, "note": noted(row["k"], row["n"], row["total"])} for row in kept], sorted(touched - totals.keys())
 
 
 class Columns:

@@ -12,7 +12,7 @@ from riffle_spark.state.copies.elements import ElementRun, element_runs, merge_e
 from riffle_spark.state.copies.reading import CopyRuns, Reading
 from riffle_spark.state.schemas.variables import VariableColumns
 
-_QUESTIONS = {"read_elements", "read_entry", "next_indexes", "find_due_elements", "find_due_time"}
+_RECORDED_CALLS = {"read_elements", "read_entry", "next_indexes", "find_due_elements", "find_due_time"}
 
 
 class _RecordingReading(Reading):
@@ -20,10 +20,10 @@ class _RecordingReading(Reading):
 
     def __init__(self, schema: VariableColumns, copy: _RecordingRuns, keys: pa.Table) -> None:
         super().__init__(schema, copy, keys)
-        self._calls = copy.asked
+        self._calls = copy.calls
 
     def __getattribute__(self, name: str) -> Callable[..., Any]:
-        if name in _QUESTIONS:
+        if name in _RECORDED_CALLS:
             self._calls.append(name)
         attribute: Callable[..., Any] = super().__getattribute__(name)
         return attribute
@@ -31,7 +31,7 @@ class _RecordingReading(Reading):
 
 @dataclass(frozen=True, slots=True)
 class _RecordingRuns(CopyRuns):
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def open_reading(self, schema: VariableColumns, keys: pa.Table) -> Reading:
         """See ``CopyRuns``."""
@@ -41,13 +41,13 @@ class _RecordingRuns(CopyRuns):
 class MemoryReading:
     """The state of a key-group as runs, which are merged after every ``merge_every`` deltas.
 
-    ``asked`` records the calls.
+    ``calls`` records the calls.
     """
 
     def __init__(self, schema: VariableColumns, merge_every: int = 3) -> None:
         self.schema = schema
         self.runs: tuple[ElementRun, ...] = ()
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self._merge_every = merge_every
         self._count = 0
 
@@ -62,7 +62,7 @@ class MemoryReading:
     @property
     def held(self) -> CopyRuns:
         """The copy from which sessions read."""
-        return _RecordingRuns(self.runs, asked=self.asked)
+        return _RecordingRuns(self.runs, calls=self.calls)
 
     def rows(self) -> pa.Table:
         """Return the whole state as wide rows."""

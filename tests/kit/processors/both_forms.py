@@ -114,9 +114,9 @@ def plain(value: Any) -> Any:
     return value.to_pydatetime() if isinstance(value, pd.Timestamp) else value
 
 
-def millis(at: datetime) -> int:
+def millis(time: datetime) -> int:
     """Return milliseconds since 1970. A time without a time zone is in UTC, as in all sessions and workers here."""
-    aware = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
     return round(aware.timestamp() * 1000)
 
 

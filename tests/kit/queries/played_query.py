@@ -196,9 +196,9 @@ def _by_batches(spark: SparkSession, shape: Shape) -> Played:
             for name, schema in shape.schemas.items()
             if (tables := [batch[name] for batch in shape.batches[:number] if name in batch])
         }
-        found = shape.build(Frames(spark, streams, lambda frame: frame))
-        columns = found.schema.simpleString()
-        steps.append(_in_order(found, shape))
+        built_frame = shape.build(Frames(spark, streams, lambda frame: frame))
+        columns = built_frame.schema.simpleString()
+        steps.append(_in_order(built_frame, shape))
     return Played(columns, steps, [""] * len(steps))
 
 
@@ -294,7 +294,7 @@ class _Player:
     def _look_at(self, query: StreamingQuery) -> None:
         """Collect from the reports of a query the batches that read files, and the newest watermark."""
         for report in query.recentProgress:
-            if any(one["startOffset"] != one["endOffset"] for one in report["sources"] if _is_files(one)):
+            if any(source["startOffset"] != source["endOffset"] for source in report["sources"] if _is_files(source)):
                 self._fed.add(report["batchId"])
             self._watermark = report.get("eventTime", {}).get("watermark", "")
 
@@ -332,11 +332,11 @@ class _Player:
 
     def _output_since(self) -> Rows:
         """Return the output since the last call as one step. In complete mode, it is the output of the last batch."""
-        found = [rows for _, rows in sorted(self._out.items())]
+        batches = [rows for _, rows in sorted(self._out.items())]
         self._out.clear()
         if self._shape.mode == "complete":
-            return found[-1] if found else []
-        return _sorted([row for rows in found for row in rows], self._shape)
+            return batches[-1] if batches else []
+        return _sorted([row for rows in batches for row in rows], self._shape)
 
     def _stop(self) -> None:
         if self._query is not None:
@@ -379,23 +379,23 @@ def _encoded(value: Any) -> Any:
     return str(value) if isinstance(value, (Decimal, timedelta)) else value
 
 
-def difference(found: Played, expected: Played) -> str:
+def difference(played: Played, expected: Played) -> str:
     """Describe the first difference, or return ``""``.
 
     Floats are equal if they differ by at most 1e-9 of their size.
     """
-    if found.columns != expected.columns:
-        return f"columns are {found.columns}, expected {expected.columns}"
-    if len(found.steps) != len(expected.steps):
-        return f"there are {len(found.steps)} steps, expected {len(expected.steps)}"
-    for number, (rows, expected_rows) in enumerate(zip(found.steps, expected.steps, strict=True)):
+    if played.columns != expected.columns:
+        return f"columns are {played.columns}, expected {expected.columns}"
+    if len(played.steps) != len(expected.steps):
+        return f"there are {len(played.steps)} steps, expected {len(expected.steps)}"
+    for number, (rows, expected_rows) in enumerate(zip(played.steps, expected.steps, strict=True)):
         if not _same(rows, expected_rows):
             return f"step {number}: {_row_difference(rows, expected_rows)}"
     # Spark's operators run a batch without rows after every new watermark, riffle only if something is due. Without
     # such a batch, the watermark of riffle is still that of the batch with rows.
     before = ["", *expected.watermarks]
-    if not all(map(_between, before, found.watermarks, expected.watermarks)):
-        return f"watermarks are {found.watermarks}, expected {expected.watermarks}"
+    if not all(map(_between, before, played.watermarks, expected.watermarks)):
+        return f"watermarks are {played.watermarks}, expected {expected.watermarks}"
     return ""
 
 
@@ -412,9 +412,9 @@ def _row_difference(rows: Rows, expected_rows: Rows) -> str:
     return f"too much {surplus}, missing {missing}"
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return type(one) is type(other) and bool(one == other)
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return type(left) is type(right) and bool(left == right)

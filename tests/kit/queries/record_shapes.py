@@ -37,8 +37,8 @@ SMALL = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC
 
 def recorded(shape: Shape) -> Played:
     """Return the recorded results of Spark for a shape."""
-    found = _read(shape)
-    return Played(found["columns"], found["steps"], found["watermarks"])
+    record = _read(shape)
+    return Played(record["columns"], record["steps"], record["watermarks"])
 
 
 def is_recorded(shape: Shape, version: str = pyspark.__version__) -> bool:
@@ -52,8 +52,8 @@ def digest_of(shape: Shape) -> str:
 
 
 def _read(shape: Shape) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_path(shape).read_text())
-    return found
+    record: dict[str, Any] = json.loads(_path(shape).read_text())
+    return record
 
 
 def _path(shape: Shape) -> Path:
@@ -79,13 +79,13 @@ def main() -> int:
     options = parser.parse_args()
     environment()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = [shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))]
+    shapes = [shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))]
     # Spark uses old checkpoints until it stops, so the folder is deleted afterwards.
     with tempfile.TemporaryDirectory(prefix="riffle-queries-") as folder:
         spark = session()
-        failed = [shape.name for shape in wanted if not _record(spark, shape, Path(folder))]
+        failed = [shape.name for shape in shapes if not _record(spark, shape, Path(folder))]
         spark.stop()
-    print(f"{len(wanted) - len(failed)} recorded, {len(failed)} failed: {', '.join(failed)}", file=sys.stderr)
+    print(f"{len(shapes) - len(failed)} recorded, {len(failed)} failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)
 
 

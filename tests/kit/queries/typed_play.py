@@ -50,7 +50,7 @@ def wrapped(frame: DataFrame, folder: Path) -> DataFrame:
 
 def typed(frame: DataFrame, columns: Sequence[TypeColumn]) -> DataFrame:
     """Return the rows of a frame with additional columns of these types."""
-    return frame.selectExpr("n", "k", *[f"{one.sql} AS {one.name}" for one in columns])
+    return frame.selectExpr("n", "k", *[f"{column.sql} AS {column.name}" for column in columns])
 
 
 def play(
@@ -69,28 +69,29 @@ def play(
         add_file(folder, number)
         shutil.rmtree(folder / "local", ignore_errors=True)
         streams = [source(spark, folder) for _ in range(2)]
-        rows, others = [wrapped(one, folder) for one in streams] if is_wrapped else streams
-        found = list[Mapping[str, object]]()
+        rows, other_rows = [wrapped(source_frame, folder) for source_frame in streams] if is_wrapped else streams
+        collected_rows = list[Mapping[str, object]]()
 
-        def keep(frame: DataFrame, _batch: int, found: list[Mapping[str, object]] = found) -> None:
-            found += [row.asDict() for row in frame.collect()]
+        def keep(frame: DataFrame, _batch: int, collected_rows: list[Mapping[str, object]] = collected_rows) -> None:
+            collected_rows += [row.asDict() for row in frame.collect()]
 
-        writer = build(rows, others).writeStream.outputMode(mode).foreachBatch(keep)
+        writer = build(rows, other_rows).writeStream.outputMode(mode).foreachBatch(keep)
         query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
         assert query.awaitTermination(_END_SECONDS), query.status
-        runs.append(sorted(found, key=lambda row: repr(list(row.values()))))
+        runs.append(sorted(collected_rows, key=lambda row: repr(list(row.values()))))
     return runs
 
 
-def check_cells(found: Sequence[Run], expected: Sequence[Run]) -> None:
+def check_cells(runs: Sequence[Run], expected: Sequence[Run]) -> None:
     """Fail with a line for each column that differs in a run."""
     assert any(expected)
     lines = []
-    for run, (rows, wanted) in enumerate(zip(found, expected, strict=True)):
-        if len(rows) != len(wanted):
-            lines.append(f"run {run}: {len(rows)} rows, expected {len(wanted)}")
+    for run, (rows, expected_rows) in enumerate(zip(runs, expected, strict=True)):
+        if len(rows) != len(expected_rows):
+            lines.append(f"run {run}: {len(rows)} rows, expected {len(expected_rows)}")
             continue
-        for name in wanted[0] if wanted else ():
-            pairs = [(row[name], other[name]) for row, other in zip(rows, wanted, strict=True)]
-            lines += [f"run {run}, {name}: {one!r}, expected {other!r}" for one, other in pairs if one != other][:1]
+        for name in expected_rows[0] if expected_rows else ():
+            pairs = [(row[name], other[name]) for row, other in zip(rows, expected_rows, strict=True)]
+            differing = [pair for pair in pairs if pair[0] != pair[1]]
+            lines += [f"run {run}, {name}: {value!r}, expected {other!r}" for value, other in differing[:1]]
     assert not lines, "\n".join(lines)

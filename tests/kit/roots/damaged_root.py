@@ -39,8 +39,8 @@ def grown(folder: Path, seed: int) -> Path:
 
 def world_of(folder: Path, seed: int = 5, **settings: object) -> World:
     """Return a query of one store on the root in a folder. Its executors have no local copies."""
-    given = {"operators": [totals()], "root": f"file://{folder}/state", "retained_versions": 100, **settings}
-    return World(folder / "local", seed=seed, **given)  # type: ignore[arg-type]
+    arguments = {"operators": [totals()], "root": f"file://{folder}/state", "retained_versions": 100, **settings}
+    return World(folder / "local", seed=seed, **arguments)  # type: ignore[arg-type]
 
 
 def held_at(version: int, *later: int) -> dict[object, tuple[object, ...]]:
@@ -82,8 +82,8 @@ def object_of(world: World, kind: str) -> str:
 
 def flipped(data: bytes) -> bytes:
     """Return data with one flipped bit at the start of the last quarter."""
-    at = len(data) * 3 // 4
-    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+    offset = len(data) * 3 // 4
+    return data[:offset] + bytes([data[offset] ^ 4]) + data[offset + 1 :]
 
 
 def newer(data: bytes) -> bytes:
@@ -95,9 +95,9 @@ def newer(data: bytes) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(table.replace_schema_metadata(schema.metadata))
-    found = sink.getvalue().to_pybytes()
-    assert len(found) == len(data), "the changed part has another length"
-    return found
+    changed = sink.getvalue().to_pybytes()
+    assert len(changed) == len(data), "the changed part has another length"
+    return changed
 
 
 WAYS: Mapping[str, Callable[[bytes, bytes], bytes | None]] = {
@@ -115,10 +115,10 @@ def damage(world: World, name: str, way: str, other: Path) -> Mapping[str, bytes
     if way == "from a newer format" and not name.startswith(paths.LOG):
         return listed_so(world, name, newer)
     kind = next(folder for folder in ("log", "delta", "totals", "tails") if name.startswith(folder))
-    others = sorted(found for found in (other / "state" / kind).rglob("*") if found.is_file())
+    candidates = sorted(path for path in (other / "state" / kind).rglob("*") if path.is_file())
     same = other / "state" / name
     good = (root_of(world) / name).read_bytes()
-    return put_back(world, {name: WAYS[way](good, (same if same.exists() else others[0]).read_bytes())})
+    return put_back(world, {name: WAYS[way](good, (same if same.exists() else candidates[0]).read_bytes())})
 
 
 def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapping[str, bytes | None]:

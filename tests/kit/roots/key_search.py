@@ -36,7 +36,7 @@ def made_ids(count: int, seed: int = 7) -> list[bytes]:
 
 def has_any(texts: Iterable[bytes], ids: Sequence[bytes]) -> bool:
     """Return whether one of the texts contains one of the ids at any offset. Ids have at least eight bytes."""
-    starts = np.unique(np.array([int.from_bytes(one[:8], "little") for one in ids], np.uint64))
+    starts = np.unique(np.array([int.from_bytes(id[:8], "little") for id in ids], np.uint64))
     for text in texts:
         for offset in range(8):
             words = np.frombuffer(text, "<u8", count=max(0, len(text) - offset) // 8, offset=min(offset, len(text)))
@@ -56,7 +56,7 @@ def find_objects(
     objects = open_store(root, options or StoreOptions())
     keys = keys_in(encryption_keys, None)
     parts = _listed_parts(objects, root)
-    found = set()
+    names = set()
     for name in objects.list(""):
         data = objects.get(name)
         assert data is not None
@@ -71,17 +71,17 @@ def find_objects(
         if keys is None:
             texts += _decoded(data)
         if has_any(texts, ids):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def find_files(folder: Path, ids: Sequence[bytes]) -> set[Path]:
     """Return the files below a folder that contain one of the ids, as stored or unpacked. Files are not decrypted."""
-    found = set()
+    paths = set()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and has_any(_decoded(path.read_bytes()), ids):
-            found.add(path)
-    return found
+            paths.add(path)
+    return paths
 
 
 def _listed_parts(objects: ObjectStore, root: str) -> dict[str, dict[_Range, Place]]:

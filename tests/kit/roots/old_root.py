@@ -81,8 +81,8 @@ class OldRoot:
 
     def oracle(self, version: int) -> Oracle:
         """Return the oracle in the state after a batch of the old version."""
-        told = json.loads(json.dumps(self.expected["states"][str(version)]))
-        return Oracle(told["state"], told["watermark_ms"])
+        expected = json.loads(json.dumps(self.expected["states"][str(version)]))
+        return Oracle(expected["state"], expected["watermark_ms"])
 
     def start(self, **settings: object) -> None:
         """Start a driver of this version on the root, with one executor that finds the local copies if they exist."""

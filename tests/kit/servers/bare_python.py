@@ -19,9 +19,9 @@ def bare_python(folder: Path, packages: Sequence[str]) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
     (site,) = folder.glob("lib/python3.*/site-packages")
     for package in packages:
-        found = list(Path(sysconfig.get_path("purelib")).glob(f"{package}*"))
-        assert found, package
-        for each in found:
+        folders = list(Path(sysconfig.get_path("purelib")).glob(f"{package}*"))
+        assert folders, package
+        for each in folders:
             (site / each.name).symlink_to(each)
     return folder / "bin" / "python"
 

@@ -88,8 +88,8 @@ def entries(values: Values) -> Values:
 
 def structs(fields: list[tuple[pa.DataType, Values]]) -> tuple[pa.DataType, Values]:
     """Return the type of a struct with these fields, and a strategy that draws its values."""
-    kind = pa.struct([(f"f{at}", field) for at, (field, _) in enumerate(fields)])
-    return kind, st.fixed_dictionaries({f"f{at}": st.one_of(st.none(), v) for at, (_, v) in enumerate(fields)})
+    kind = pa.struct([(f"f{number}", field) for number, (field, _) in enumerate(fields)])
+    return kind, st.fixed_dictionaries({f"f{number}": st.one_of(st.none(), v) for number, (_, v) in enumerate(fields)})
 
 
 def nested(leaves: dict[pa.DataType, Values]) -> st.SearchStrategy[tuple[pa.DataType, Values]]:

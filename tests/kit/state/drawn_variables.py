@@ -30,7 +30,7 @@ def nested_in_keys(inner: Types) -> Types:
 def fields(draw: st.DrawFn, types: Types, name: str) -> list[tuple[str, pa.DataType, Values]]:
     """Draw the names, the types and the strategies of the fields of a struct."""
     drawn = draw(st.lists(types, min_size=1, max_size=3))
-    return [(f"{name}{at}", kind, values) for at, (kind, values) in enumerate(drawn)]
+    return [(f"{name}{number}", kind, values) for number, (kind, values) in enumerate(drawn)]
 
 
 KEY_FIELDS: Types = st.sampled_from(

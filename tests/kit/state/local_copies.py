@@ -25,8 +25,8 @@ __all__ = ["checksum_on_disk", "local_copy", "rows_of_stack", "unremembered"]
 
 def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Head, pa.Table] | None:
     """Return the head of a copy and its whole state as a snapshot's table, or ``None`` if there is no copy."""
-    found = folder.stacks(schema.store).read(key_group)
-    return None if found is None else (found.head, rows_of_stack(folder.path, schema, found, key_group))
+    stack = folder.stacks(schema.store).read(key_group)
+    return None if stack is None else (stack.head, rows_of_stack(folder.path, schema, stack, key_group))
 
 
 def rows_of_stack(

@@ -80,17 +80,17 @@ class Place:
 
     def bring(self, entries: dict[int, Entry] | None = None, epoch: int = 1) -> AdvanceCounts:
         """Bring the copies up to date, check their heads and contents, and return the counts."""
-        given = self.entries if entries is None else entries
-        copies, brought = self.keeper(epoch).advance(given)
+        target = self.entries if entries is None else entries
+        copies, brought = self.keeper(epoch).advance(target)
         if entries is None:
             assert {kg: held(copy) for kg, copy in copies.items()} == self.wanted
-            assert {kg: copy.stack.head for kg, copy in copies.items()} == {kg: e.head for kg, e in given.items()}
+            assert {kg: copy.stack.head for kg, copy in copies.items()} == {kg: e.head for kg, e in target.items()}
         return brought
 
     def local(self, key_group: int, folder: Folder | None = None) -> tuple[Head, dict[str, int]] | None:
         """Return the head and the rows of a copy, or ``None`` if there is none."""
-        found = local_copy(folder or self.folder, SCHEMA, key_group)
-        return found and (found[0], dict(zip(found[1]["k"].to_pylist(), found[1]["v"].to_pylist(), strict=True)))
+        stack = local_copy(folder or self.folder, SCHEMA, key_group)
+        return stack and (stack[0], dict(zip(stack[1]["k"].to_pylist(), stack[1]["v"].to_pylist(), strict=True)))
 
     def files(self, key_group: int = 1) -> list[Path]:
         """Return the files of a key-group's stack."""

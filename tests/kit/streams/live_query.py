@@ -205,7 +205,7 @@ class LiveQuery:
 
 def _locks(folder: Path, member: str) -> list[Path]:
     """Return the lock files that serialize a member's upkeep, if the member is in this folder."""
-    return [found / "upkeep" for found in folder.glob(f"*/{member}")]
+    return [member_folder / "upkeep" for member_folder in folder.glob(f"*/{member}")]
 
 
 def executors_of(cluster: StandaloneCluster, worker: int) -> list[int]:

@@ -93,14 +93,14 @@ def stored_rdds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return stored
 
 
-def settings_in(folder: Path, **given: Any) -> Settings:
+def settings_in(folder: Path, **changes: Any) -> Settings:
     """Return settings with root and local copies below ``folder``, few key-groups, and a long wait for executors.
 
     The local disk is never treated as full.
     """
     usual: dict[str, Any] = {"root": f"file://{folder}/state", "local_dir": f"{folder}/local", "key_groups": 8}
     usual |= {"initial_rebalance_delay": PATIENCE_SECONDS, "local_disk_limit": 1.0}
-    return Settings(**{**usual, **given})
+    return Settings(**{**usual, **changes})
 
 
 def run_to_end(stream: DataFrame, job: Callable[..., None], checkpoint: Path) -> StreamingQuery:
@@ -179,7 +179,7 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(name)]
         stages = {stage for job in jobs if job is not None for stage in job.stageIds}
         lists = [jvm.statusStore().taskList(stage, 0, 100) for stage in sorted(stages)]
-        return [each.apply(at) for each in lists for at in range(each.size())]
+        return [each.apply(index) for each in lists for index in range(each.size())]
 
     context.setJobGroup(name, name)
     try:
@@ -201,10 +201,10 @@ def told_by(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:
 
 def executor_processes() -> dict[str, int]:
     """Return the process ids of the executors that this process's session started on this machine, by executor id."""
-    found = {}
+    processes = {}
     for pid in descendants(os.getpid()):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
             if "--executor-id" in words and "java" in words[0]:
-                found[words[words.index("--executor-id") + 1]] = pid
-    return found
+                processes[words[words.index("--executor-id") + 1]] = pid
+    return processes

@@ -131,11 +131,11 @@ class OneSlot:
         member, answers, later = self._member, list[pa.Table](), list[Callable[[], None]]()
         order, numbers = member.order(), np.arange(rows)
         names, times = [f"{key:08d}" for key in numbers % keys], order.time_ms + numbers % keys - keys // 2
-        given = routed(order, pa.table([names, numbers, times], schema=ROWS))[0]
+        table = routed(order, pa.table([names, numbers, times], schema=ROWS))[0]
         text, compute = order.to_json(), member.operator.compute
 
         def run() -> None:
-            answers.append(run_slot(Order.from_json(text, 0), compute, 0, executor, given, later=later.append))
+            answers.append(run_slot(Order.from_json(text, 0), compute, 0, executor, table, later=later.append))
 
         slot = counted(run)
         receipt = Receipt.from_json(answers[0].column(RECEIPT).drop_null()[0].as_py())

@@ -82,8 +82,10 @@ class Member:
 
     def run(self, order: Order, rows: pa.Table, executor: str = "1") -> pa.Table:
         """Run the only slot of an order after a round trip of the order through JSON."""
-        order, given = Order.from_json(order.to_json(), 0), self.operator.compute
-        return run_slot(order, given, 0, executor, rows, lambda size: next(self._ids).to_bytes(size, "big"), self.later)
+        order, compute = Order.from_json(order.to_json(), 0), self.operator.compute
+        return run_slot(
+            order, compute, 0, executor, rows, lambda size: next(self._ids).to_bytes(size, "big"), self.later
+        )
 
     def answer(self, rows: pa.Table, executor: str = "1") -> tuple[pa.Table, Receipt]:
         """Run the slot of the next batch, and return its output rows and its receipt."""

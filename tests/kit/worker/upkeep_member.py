@@ -63,8 +63,8 @@ class Upkept:
 
     def held(self, key_group: int, executor: str = "1") -> dict[str, int] | None:
         """Return the rows in the copy of a key-group, or ``None`` if there is no copy."""
-        found = self.place.local(key_group, self.folder(executor))
-        return found and found[1]
+        copy = self.place.local(key_group, self.folder(executor))
+        return copy and copy[1]
 
     def is_warm(self, receipt: UpkeepReceipt) -> bool:
         """Return whether the piece left every copy at the head of its entry, with the committed rows and no stray
@@ -77,8 +77,8 @@ class Upkept:
     def strays(self) -> list[str]:
         """Return the part files that belong to no copy."""
         folder, stacks = self.folder(), self.folder().stacks(STORE)
-        found = [stacks.read(key_group) for key_group in stacks.key_groups()]
-        known = {part.file for stack in found if stack for part in stack.parts}
+        copies = [stacks.read(key_group) for key_group in stacks.key_groups()]
+        known = {part.file for stack in copies if stack for part in stack.parts}
         files = (str(path.relative_to(folder.path)) for path in folder.path.glob("stacks/*/*.part"))
         return [file for file in files if file not in known]
 

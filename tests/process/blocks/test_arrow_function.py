@@ -69,7 +69,7 @@ def test_a_call_gets_the_rows_and_the_state_of_their_keys() -> None:
     assert calls == [(batch(a=1, b=2), stored()), (batch(b=5, c=1), stored(b=2))]
 
 
-def test_the_context_has_place_and_time() -> None:
+def test_a_third_parameter_gets_the_context() -> None:
     """A third parameter without a default gets the context: key-group, version and times."""
     contexts = []
 
@@ -131,7 +131,7 @@ def test_functions_with_defaults_partials_and_closures_work() -> None:
     assert Keyed(cloudpickle.loads(cloudpickle.dumps(compute)), ROWS).feed(batch(a=1)) == [{"k": "a", "total": 3}]
 
 
-def test_an_exception_is_shown_with_its_traceback_and_place() -> None:
+def test_an_exception_has_the_users_traceback_only() -> None:
     """The error shows the user's traceback without the product's frames. The state is unchanged."""
 
     def explode(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_result_that_is_not_as_declared_is_refused(case: str) -> None:
+def test_a_result_that_does_not_match_its_declaration_is_refused(case: str) -> None:
     """A result that is not as declared fails the batch, and the error names the key-group."""
     returned, id = REFUSED[case]
     with pytest.raises(UserFunctionError, match=id) as error:
@@ -205,7 +205,7 @@ EXPIRING = {"state": STATE, "output": OUTPUT, "due": "until", "time_mode": "Even
         (running_total, {"expired": lambda _a, _b, _c: None}, "RIFFLE-0166"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_at_once(function: Any, changes: dict[str, Any], id: str) -> None:
+def test_invalid_arguments_are_refused_at_construction(function: Any, changes: dict[str, Any], id: str) -> None:
     """Functions with other parameters, schemas of another type, and a time mode without a due column are refused."""
     with pytest.raises(ConfigError, match=id):
         arrow_function(function, **{**EXPIRING, **changes})
@@ -220,7 +220,7 @@ def test_arguments_that_cannot_work_are_refused_at_once(function: Any, changes: 
         (lambda _: (NO_OUTPUT, stored(z=1)), "RIFFLE-0170"),
     ],
 )
-def test_faults_of_the_function_of_expired_keys_are_refused(expired: Any, id: str) -> None:
+def test_errors_of_the_expired_function_are_reported(expired: Any, id: str) -> None:
     """Errors of the `expired` function are reported like those of the function of rows."""
     compute = arrow_function(running_total, expired=expired, **EXPIRING)
     state = stored(a=1)

@@ -90,26 +90,26 @@ def check_same(compute: BlockComputation, schema: pa.Schema, batches: list[list[
         assert outcome(with_combined, decoded(combined, partitions, key)) == outcome(plain, rows)
 
 
-def partitions_of(rows: list[tuple[str, int | None]], at: int) -> list[list[dict[str, Any]]]:
+def partitions_of(rows: list[tuple[str, int | None]], split: int) -> list[list[dict[str, Any]]]:
     """Return rows as two partitions, split at a position."""
     named = [{"k": key, "v": value} for key, value in rows]
-    return [named[:at], named[at:]]
+    return [named[:split], named[split:]]
 
 
-@given(first_rows=ROWS_OF_KEYS, second_rows=ROWS_OF_KEYS, at=st.integers(0, 12))
-@example(first_rows=[("a", LARGE)] * 5 + [("a", -LARGE - 1)] * 5 + [("a", None)], second_rows=[("a", 1)], at=5)
-def test_aggregates_of_combined_rows_are_those_of_the_rows(
-    first_rows: list[tuple[str, int | None]], second_rows: list[tuple[str, int | None]], at: int
+@given(first_rows=ROWS_OF_KEYS, second_rows=ROWS_OF_KEYS, split=st.integers(0, 12))
+@example(first_rows=[("a", LARGE)] * 5 + [("a", -LARGE - 1)] * 5 + [("a", None)], second_rows=[("a", 1)], split=5)
+def test_aggregates_of_combined_rows_equal_those_of_the_rows(
+    first_rows: list[tuple[str, int | None]], second_rows: list[tuple[str, int | None]], split: int
 ) -> None:
     """Property: aggregates of combined rows equal those of the rows, also if the sum of a partition exceeds int64."""
     compute = aggregate(n=count(), c=count("v"), total=sum_("v"), least=min_("v"), most=max_("v"), again=sum_("v"))
-    check_same(compute, SCHEMA, [partitions_of(first_rows, at), partitions_of(second_rows, at)])
+    check_same(compute, SCHEMA, [partitions_of(first_rows, split), partitions_of(second_rows, split)])
 
 
-@given(rows=ROWS_OF_KEYS, at=st.integers(0, 12), mode=st.sampled_from(["ANSI", "LEGACY"]))
-@example(rows=[("a", LARGE)] * 3, at=2, mode="LEGACY")
-def test_buffers_of_combined_rows_merge_like_those_of_the_rows(
-    rows: list[tuple[str, int | None]], at: int, mode: str
+@given(rows=ROWS_OF_KEYS, split=st.integers(0, 12), mode=st.sampled_from(["ANSI", "LEGACY"]))
+@example(rows=[("a", LARGE)] * 3, split=2, mode="LEGACY")
+def test_buffers_of_combined_rows_merge_like_those_of_rows(
+    rows: list[tuple[str, int | None]], split: int, mode: str
 ) -> None:
     """Property: counts of rows and of values, sums and extremes of combined rows merge to those of the rows."""
 
@@ -128,7 +128,7 @@ def test_buffers_of_combined_rows_merge_like_those_of_the_rows(
     named = [
         {"k": key, "v": value, "valid": int(value is not None), "most": value, "least": value} for key, value in rows
     ]
-    check_same(MergedGroups(spec, "update"), spec.rows, [[named[:at], named[at:]]])
+    check_same(MergedGroups(spec, "update"), spec.rows, [[named[:split], named[split:]]])
 
 
 SUMS = {"v": pa.float64(), "d": pa.decimal128(9, 2), "s": pa.string(), "i": pa.int32()}
@@ -142,7 +142,7 @@ ORDERED = {
 
 
 @pytest.mark.parametrize("name", ORDERED)
-def test_functions_that_may_depend_on_the_order_of_rows_are_not_combined(name: str) -> None:
+def test_rows_are_not_combined_for_order_dependent_functions(name: str) -> None:
     """One function whose result may depend on the order of rows is enough to send each row to the slots."""
     schema = pa.schema([("k", pa.string()), *SUMS.items()])
     assert aggregate(n=count(), other=ORDERED[name]).combine(["k"], schema) is None
@@ -162,7 +162,7 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_buffers_that_may_depend_on_the_order_of_rows_are_not_combined(name: str) -> None:
+def test_rows_are_not_combined_for_order_dependent_buffers(name: str) -> None:
     """One such buffer is enough, also if other functions of the query could be combined."""
     counted = FunctionSpec("Count", (Buffer("c", pa.int64(), "count(v)"),))
     key = pa.schema([("k", pa.string())])
@@ -172,7 +172,7 @@ def test_buffers_that_may_depend_on_the_order_of_rows_are_not_combined(name: str
     assert MergedGroups(plain, "update").combine(["k"], plain.rows) is not None
 
 
-def test_a_combined_sum_has_the_name_of_its_column_also_if_the_key_has_it() -> None:
+def test_a_combined_sum_is_named_after_its_column() -> None:
     """A combined sum has the name of its column, for errors. If a key has it, ignoring case, a suffix is added."""
     schema = pa.schema([("V", pa.int64()), ("v sum", pa.int64()), ("k", pa.int64())])
     combined = aggregate(least=min_("k"), total=sum_("k")).combine(["V"], schema)

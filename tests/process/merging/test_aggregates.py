@@ -75,19 +75,19 @@ def _check(compute: Aggregates, batches: list[pa.Table]) -> None:
 
 @pytest.mark.parametrize("type", VALUES, ids=str)
 @given(data=st.data())
-def test_counts_extremes_and_picks_are_the_oracles(type: pa.DataType, data: st.DataObject) -> None:
+def test_counts_extremes_and_picks_equal_plain_python(type: pa.DataType, data: st.DataObject) -> None:
     """Property: counts, extremes and picks are those of plain Python. Several batches give the state of one batch."""
     _check(PICKS, data.draw(_batches(type)))
 
 
 @pytest.mark.parametrize("type", NUMBERS, ids=str)
 @given(data=st.data())
-def test_sums_and_means_are_the_oracles(type: pa.DataType, data: st.DataObject) -> None:
+def test_sums_and_means_equal_plain_python(type: pa.DataType, data: st.DataObject) -> None:
     """Property: sums and means are those of plain Python, also the last bit of floats."""
     _check(TOTALS, data.draw(_batches(type)))
 
 
-def test_null_is_a_key_of_its_own() -> None:
+def test_null_keys_are_grouped_as_in_spark() -> None:
     """Rows with a null key, or a partly null key, are grouped as in Spark."""
     rows = pa.table({"a": ["x", None, "x", None], "b": pa.array([1, 1, None, 1]), "v": [1, 2, 3, 4]})
     output = Keyed(aggregate(total=sum_("v")), rows.schema, key=["a", "b"]).feed(rows)
@@ -112,7 +112,7 @@ def test_the_mean_of_decimals_is_rounded_half_up(sign: int) -> None:
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("batches", [1, 2])
-def test_the_first_of_two_zeros_stays(zeros: tuple[float, float], batches: int) -> None:
+def test_min_and_max_keep_the_sign_of_the_first_zero(zeros: tuple[float, float], batches: int) -> None:
     """0.0 equals -0.0 in Spark, so min and max keep the sign of the first zero."""
     keyed = Keyed(aggregate(least=min_("v"), greatest=max_("v")), rows_of([0.0], pa.float64()).schema)
     rows = rows_of([*zeros, *zeros, None, zeros[1]], pa.float64(), ["b", "b", "a", "a", "a", "b"])
@@ -123,7 +123,7 @@ def test_the_first_of_two_zeros_stays(zeros: tuple[float, float], batches: int) 
         assert math.copysign(1, row["greatest"]) == math.copysign(1, zeros[0])  # type: ignore[arg-type]
 
 
-def test_types_are_sparks() -> None:
+def test_results_and_state_have_sparks_types() -> None:
     """Results and state have Spark's types. Only the used columns are declared."""
     rows = pa.schema([("k", pa.string()), ("i", pa.int16()), ("f", pa.float32()), ("d", pa.decimal128(35, 3))])
     compute = aggregate(n=count("*"), keys=count("k"), si=sum_("i"), sd=sum_("d"), md=mean("d"), least=min_("f"))
@@ -138,7 +138,7 @@ def test_types_are_sparks() -> None:
 
 
 @pytest.mark.parametrize("batches", [[[2**63 - 1, 1]], [[2**63 - 1], [1]], [[-(2**63)], [-1]]])
-def test_an_integer_sum_that_does_not_fit_fails(batches: list[list[int]]) -> None:
+def test_an_integer_sum_beyond_int64_is_refused_with_its_key(batches: list[list[int]]) -> None:
     """A sum beyond int64 raises an error with the key, in one batch or over several. A decimal column resolves it."""
     keyed = Keyed(aggregate(total=sum_("v")), LONGS)
     with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:  # noqa: PT012
@@ -159,7 +159,7 @@ def test_only_the_sum_of_a_whole_batch_must_fit() -> None:
 
 @pytest.mark.parametrize("times", [2, 5, 40])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_decimal_that_does_not_fit_fails(sign: int, times: int) -> None:
+def test_a_decimal_overflow_is_refused(sign: int, times: int) -> None:
     """A decimal sum of more than 38 digits, and a mean without room for four more digits, raise an error."""
     largest = Decimal(sign) * Decimal(6).scaleb(35)
     keyed = Keyed(aggregate(total=sum_("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 2))))
@@ -175,7 +175,7 @@ def test_a_decimal_that_does_not_fit_fails(sign: int, times: int) -> None:
     ("type", "value"),
     [(pa.timestamp("us", "UTC"), 2**63 - 1), (pa.timestamp("us"), -(2**63)), (pa.date32(), 2**31 - 1)],
 )
-def test_a_key_beyond_pythons_dates_is_named_by_its_number(type: pa.DataType, value: int) -> None:
+def test_an_error_names_a_key_beyond_pythons_dates_by_its_number(type: pa.DataType, value: int) -> None:
     """An error names a key beyond Python's dates by its number."""
     schema = pa.schema([("k", type), ("v", pa.int64())])
     with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:
@@ -204,13 +204,13 @@ def test_columns_that_cannot_be_aggregated_are_refused(accumulator: Accumulator,
 
 
 @pytest.mark.parametrize("compute", [aggregate(k=count()), aggregate(a=mean("v"), a_sum=sum_("v"))])
-def test_a_used_name_is_refused(compute: Aggregates) -> None:
+def test_a_duplicate_result_name_is_refused(compute: Aggregates) -> None:
     """A result name that is a key column, or a state column of another aggregate, is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0178"):
         compute.declare(pa.schema([LONGS.field("k")]), LONGS)
 
 
-def test_other_arguments_are_refused() -> None:
+def test_anything_but_aggregate_functions_is_refused() -> None:
     """An aggregate without functions, or with another object than an aggregate function, is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0174"):
         aggregate()

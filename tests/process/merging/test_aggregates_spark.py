@@ -61,7 +61,7 @@ def _comparable(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("type", VALUES, ids=str)
 @pytest.mark.sample(step=2)
-def test_running_aggregates_are_sparks(spark: SparkSession, type: pa.DataType) -> None:
+def test_running_aggregates_equal_sparks(spark: SparkSession, type: pa.DataType) -> None:
     """After several batches every aggregate has Spark's type and value, also the last bit of floats."""
     rows = _table(type)
     sums = pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)

@@ -14,7 +14,7 @@ from riffle_spark.process.merging.merged_sketches import MergedQuantiles
 from riffle_spark.process.merging.merged_sums import MergedSum
 
 
-def test_options_of_a_plan_reach_the_function() -> None:
+def test_options_of_a_plan_configure_the_merge_function() -> None:
     """The options of a plan, by Spark's names, configure the merge function."""
     options = [("evalMode", "ANSI"), ("delimiter", "; "), ("percentages", "[0.25, 0.5]"), ("accuracy", "50")]
     merge = make_merge_function("Sum", [pa.int64()], options)
@@ -24,7 +24,7 @@ def test_options_of_a_plan_reach_the_function() -> None:
     assert _MERGES.keys() >= COLLECTED | HASHED
 
 
-def test_unknown_functions_and_other_buffers_are_refused() -> None:
+def test_unknown_functions_and_unknown_buffers_are_refused() -> None:
     """An unknown function, or one with other buffers, is refused. The error names it."""
     with pytest.raises(ConfigError, match=r"RIFFLE-0179.*Mode"):
         make_merge_function("Mode", [pa.int64()])

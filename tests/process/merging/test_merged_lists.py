@@ -54,7 +54,7 @@ def test_sets_keep_the_first_of_equal_values(type: pa.DataType, data: st.DataObj
 
 @pytest.mark.parametrize(("type", "delimiter"), [(pa.string(), ", "), (pa.string(), ""), (pa.binary(), b"-")], ids=str)
 @given(data=st.data())
-def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject) -> None:
+def test_texts_and_bytes_are_joined_in_row_order(type: pa.DataType, delimiter: Any, data: st.DataObject) -> None:
     """Property: texts and bytes are joined in the order of rows. Without values the result is null."""
     rows = data.draw(
         rows_of_groups(st.none() | (st.text(max_size=2) if type == pa.string() else st.binary(max_size=2)))
@@ -64,7 +64,7 @@ def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject
 
 
 @given(rows=rows_of_groups(st.none() | st.integers(0, 2)), max_length=st.integers(0, 3))
-def test_a_list_that_is_too_long_fails(rows: DrawnRows[int | None], max_length: int) -> None:
+def test_a_list_beyond_the_maximum_length_is_refused(rows: DrawnRows[int | None], max_length: int) -> None:
     """Property: a list longer than the maximum raises an error. In a set only distinct values count."""
     values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
     for merge, longest in (
@@ -78,7 +78,7 @@ def test_a_list_that_is_too_long_fails(rows: DrawnRows[int | None], max_length: 
             assert list(merged_ways(merge, [pa.int64()], rows, lambda value: (value,)))
 
 
-def test_sets_of_what_cannot_be_compared_are_refused() -> None:
+def test_sets_of_maps_and_joins_of_numbers_are_refused() -> None:
     """A set of maps is refused, because Spark cannot compare maps.
 
     Joining anything but texts and bytes is refused too.

@@ -43,7 +43,7 @@ def moments(value: float | None, order: int) -> tuple[float, ...]:
 
 
 @given(rows=rows_of_groups(st.none() | NUMBERS), far=FAR, order=st.sampled_from([2, 3, 4]))
-def test_moments_are_those_of_all_values(rows: DrawnRows[float | None], far: float, order: int) -> None:
+def test_merged_moments_equal_those_of_all_values(rows: DrawnRows[float | None], far: float, order: int) -> None:
     """Property: merged moments are those of one exact pass, for values near zero and far from it."""
     rows = replace(rows, values=[None if value is None else far + value for value in rows.values])
     for way in merged_ways(MergedMoments(order), [DOUBLE] * (order + 1), rows, lambda value: moments(value, order)):
@@ -58,7 +58,9 @@ def pairs(value: Pair | None, count: int) -> tuple[float, ...]:
 
 
 @given(rows=rows_of_groups(st.none() | PAIRS), far=FAR, squares=st.booleans())
-def test_moments_of_pairs_are_those_of_all_pairs(rows: DrawnRows[Pair | None], far: float, squares: bool) -> None:
+def test_merged_moments_of_pairs_equal_those_of_all_pairs(
+    rows: DrawnRows[Pair | None], far: float, squares: bool
+) -> None:
     """Property: merged means, sums of products and sums of squares are those of one exact pass."""
     count = 6 if squares else 4
     rows = replace(rows, values=[value and (value[0] - far, value[1] + far) for value in rows.values])
@@ -73,7 +75,7 @@ def test_moments_of_pairs_are_those_of_all_pairs(rows: DrawnRows[Pair | None], f
 
 
 @given(rows=rows_of_groups(st.none() | PAIRS))
-def test_a_regression_is_its_two_parts(rows: DrawnRows[Pair | None]) -> None:
+def test_a_regression_has_the_buffers_of_covariance_and_variance(rows: DrawnRows[Pair | None]) -> None:
     """Property: the buffers of a regression are those of the covariance of the pairs and of the variance of x."""
 
     def both(value: Pair | None) -> tuple[float, ...]:
@@ -87,7 +89,7 @@ def test_a_regression_is_its_two_parts(rows: DrawnRows[Pair | None]) -> None:
 
 
 @given(value=st.floats(allow_nan=False, allow_infinity=False), codes=st.lists(st.integers(0, SIZE - 2), max_size=9))
-def test_equal_numbers_do_not_vary(value: float, codes: list[int]) -> None:
+def test_equal_numbers_have_a_variance_of_zero(value: float, codes: list[int]) -> None:
     """Property: equal numbers have that mean and moments of exactly zero, also if they are large."""
     rows = DrawnRows(codes, [value] * len(codes), [len(codes) // 2, len(codes)])
     for way in merged_ways(MergedMoments(4), [DOUBLE] * 5, rows, lambda number: moments(number, 4)):
@@ -95,7 +97,7 @@ def test_equal_numbers_do_not_vary(value: float, codes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_makes_nan(value: float) -> None:
+def test_a_value_that_is_not_finite_makes_the_moments_nan(value: float) -> None:
     """One value that is not finite makes the moments of its group NaN, because its one-row buffer has NaN."""
     rows = DrawnRows([0, 0, 1], [1.0, value, 2.0], [1, 3])
 

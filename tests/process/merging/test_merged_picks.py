@@ -76,7 +76,7 @@ def exact_text(value: Any) -> str:
 
 @pytest.mark.parametrize("type", ORDERED, ids=str)
 @given(data=st.data())
-def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObject) -> None:
+def test_ranks_have_sparks_order(type: pa.DataType, data: st.DataObject) -> None:
     """Property: ranks have Spark's order, and equal values have equal ranks, also in slices of arrays."""
     values, start = data.draw(st.lists(ORDERED[type], max_size=8)), data.draw(st.integers(0, 3))
     rank = rank_values(pa.array(values, type).slice(start))
@@ -95,7 +95,7 @@ def test_lists_of_many_different_elements_are_ordered() -> None:
 
 @pytest.mark.parametrize("type", ORDERED, ids=str)
 @given(data=st.data(), greatest=st.booleans())
-def test_the_first_extreme_stays(type: pa.DataType, data: st.DataObject, greatest: bool) -> None:
+def test_max_and_min_return_the_first_of_equal_extremes(type: pa.DataType, data: st.DataObject, greatest: bool) -> None:
     """Property: max and min return the first of equal extremes, and null without values."""
     rows = data.draw(rows_of_groups(st.none() | ORDERED[type]))
     choose = max if greatest else min
@@ -107,7 +107,9 @@ def test_the_first_extreme_stays(type: pa.DataType, data: st.DataObject, greates
 
 @pytest.mark.parametrize("type", [pa.int8(), PAIR], ids=str)
 @given(data=st.data(), greatest=st.booleans())
-def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject, greatest: bool) -> None:
+def test_max_by_and_min_by_return_the_last_of_equal_extremes(
+    type: pa.DataType, data: st.DataObject, greatest: bool
+) -> None:
     """Property: max_by and min_by return the last row with the extreme. Rows with a null order are ignored."""
     ordering = st.integers(0, 2) if type == pa.int8() else ORDERED[type]
     rows = data.draw(
@@ -129,7 +131,9 @@ def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject
     latest=st.booleans(),
     ignores_nulls=st.booleans(),
 )
-def test_picks_follow_the_order_of_rows(rows: DrawnRows[list[int] | None], latest: bool, ignores_nulls: bool) -> None:
+def test_first_and_last_follow_the_order_of_rows(
+    rows: DrawnRows[list[int] | None], latest: bool, ignores_nulls: bool
+) -> None:
     """Property: first and last also return null values, unless nulls are ignored."""
     buffers = [pa.list_(pa.int64()), pa.bool_()]
     for way in merged_ways(
@@ -149,7 +153,7 @@ def test_picks_follow_the_order_of_rows(rows: DrawnRows[list[int] | None], lates
     ],
     ids=str,
 )
-def test_what_spark_does_not_order_is_refused(type: pa.DataType) -> None:
+def test_types_without_an_order_in_spark_are_refused(type: pa.DataType) -> None:
     """Min, max, min_by and max_by refuse types without an order in Spark."""
     assert not is_ordered(type)
     assert not MergedExtreme(greatest=True).state_types([type])

@@ -35,7 +35,7 @@ def words(hashes: list[int], bits: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(("relative_error", "bits"), [(0.05, 9), (0.2, 5)])
 @given(rows=rows_of_groups(HASHES))
-def test_words_are_those_of_all_hashes(relative_error: float, bits: int, rows: DrawnRows[int | None]) -> None:
+def test_sketch_words_equal_those_of_spark(relative_error: float, bits: int, rows: DrawnRows[int | None]) -> None:
     """Property: the words of a group are those of Spark for its hashes, and zeros without hashes."""
     for way in merged_ways(MergedDistinct(relative_error), [pa.int64()], rows, lambda hashed: (hashed,)):
         for group in range(SIZE):
@@ -43,7 +43,7 @@ def test_words_are_those_of_all_hashes(relative_error: float, bits: int, rows: D
             assert tuple(way[group][0].values()) == words(hashes, bits)
 
 
-def test_what_is_kept_grows_with_the_values() -> None:
+def test_the_state_grows_by_one_number_per_distinct_hash() -> None:
     """The state grows by one number per distinct hash. More registers need a wider type."""
     rows = DrawnRows([0, 0, 1], [5, 5, 7], [1, 3])
     merge = MergedDistinct(0.05)
@@ -56,7 +56,7 @@ PERCENTAGES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 
 
 @given(rows=rows_of_groups(st.none() | st.integers(-9, 9)))
-def test_few_values_have_their_own_ranks(rows: DrawnRows[int | None]) -> None:
+def test_percentiles_of_few_values_are_exact(rows: DrawnRows[int | None]) -> None:
     """Property: with few values each percentile is exact. A group without values has null."""
     for way in merged_ways(MergedQuantiles(100, PERCENTAGES), [pa.int64()], rows, lambda value: (value,)):
         for group in range(SIZE):
@@ -78,7 +78,7 @@ ORDERS: dict[str, Callable[[int], IndexArray]] = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
+def test_ranks_of_many_values_are_within_the_accuracy(order: str) -> None:
     """With many values in any order the ranks stay within the accuracy, and the state stays small."""
     accuracy, size, batches = 50, 60_000, 40
     percentages = tuple(np.linspace(0, 1, 101))
@@ -99,7 +99,7 @@ def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
     assert weights.sum() == size
 
 
-def test_sketches_of_several_groups_become_one() -> None:
+def test_sketches_of_several_groups_merge_into_one() -> None:
     """Sketches of several groups merge into one, as in sessions, with ranks among all values."""
     merge = MergedQuantiles(50, (0.25, 0.5))
     (kind,) = merge.state_types([pa.float64()])

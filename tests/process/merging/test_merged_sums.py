@@ -41,14 +41,14 @@ def same(value: Any) -> Any:
 
 
 @given(rows=rows_of_groups(st.integers(0, 9)))
-def test_counts_add_up(rows: DrawnRows[int]) -> None:
+def test_a_merged_count_is_the_sum_of_counts(rows: DrawnRows[int]) -> None:
     """Property: a count is the sum of counts, and 0 for a group without rows."""
     for way in merged_ways(MergedCount(), [pa.int64()], rows, lambda count: (count,)):
         assert way == [(sum(rows.of(group)),) for group in range(SIZE)]
 
 
 @given(rows=rows_of_groups(LONGS))
-def test_long_sums_wrap_outside_ansi_mode(rows: DrawnRows[int | None]) -> None:
+def test_legacy_integer_sums_wrap_at_64_bits(rows: DrawnRows[int | None]) -> None:
     """Property: a legacy sum of integers wraps at 64 bits. It is null if all values are null."""
     for way in merged_ways(MergedSum("LEGACY"), [pa.int64()], rows, lambda value: (value,)):
         sums = [known(rows.of(group)) for group in range(SIZE)]
@@ -56,7 +56,7 @@ def test_long_sums_wrap_outside_ansi_mode(rows: DrawnRows[int | None]) -> None:
 
 
 @given(rows=rows_of_groups(st.integers(2**61, 2**62)))
-def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> None:
+def test_ansi_integer_sums_beyond_int64_are_refused(rows: DrawnRows[int]) -> None:
     """Property: in ANSI mode a sum beyond int64 raises an error, and any other sum is exact."""
     sums = [sum(rows.of(group)) for group in range(SIZE)]
     ways = merged_ways(MergedSum("ANSI"), [pa.int64()], rows, lambda value: (value,))
@@ -68,7 +68,7 @@ def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> No
 
 
 @pytest.mark.parametrize(("low", "high"), [(2**62, -1), (-(2**62), 1)])
-def test_only_what_a_batch_leaves_has_to_fit(low: int, high: int) -> None:
+def test_only_the_sum_of_a_whole_batch_must_fit(low: int, high: int) -> None:
     """Within a batch a partial sum may exceed int64. Only the sum of the batch must fit."""
     rows = DrawnRows([0, 0, 0], [low, low, high * 2**62], [3])
     for way in merged_ways(MergedSum("ANSI"), [pa.int64()], rows, lambda value: (value,)):
@@ -76,7 +76,7 @@ def test_only_what_a_batch_leaves_has_to_fit(low: int, high: int) -> None:
 
 
 @given(rows=rows_of_groups(GAINS))
-def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]) -> None:
+def test_a_decimal_sum_is_exact_or_null_after_an_overflow(rows: DrawnRows[Decimal | None]) -> None:
     """Property: a decimal sum is exact. Once it exceeds its type it stays null."""
     buffers = [MONEY, pa.bool_()]
     for way in merged_ways(MergedSum("LEGACY"), buffers, rows, lambda value: (value or Decimal(0), value is None)):
@@ -87,7 +87,7 @@ def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]
 
 
 @given(rows=rows_of_groups(GAINS))
-def test_decimal_averages_keep_their_count_where_the_sum_is_lost(rows: DrawnRows[Decimal | None]) -> None:
+def test_a_decimal_average_keeps_its_count_after_an_overflow(rows: DrawnRows[Decimal | None]) -> None:
     """Property: the sum of a decimal average stays null once it exceeds its type. Its count is still right."""
     buffers = [MONEY, pa.int64()]
     for way in merged_ways(
@@ -100,7 +100,7 @@ def test_decimal_averages_keep_their_count_where_the_sum_is_lost(rows: DrawnRows
 
 
 @given(rows=rows_of_groups(FLOATS))
-def test_doubles_add_up(rows: DrawnRows[float | None]) -> None:
+def test_sums_and_averages_of_doubles_equal_one_pass(rows: DrawnRows[float | None]) -> None:
     """Property: sums and averages of doubles are those of one pass, with NaN and infinities as in IEEE 754."""
     for way in merged_ways(MergedSum("ANSI"), [pa.float64()], rows, lambda value: (value,)):
         sums = [known(rows.of(group)) for group in range(SIZE)]
@@ -122,7 +122,7 @@ SPANS = st.none() | st.integers(2**60, 2**62).map(lambda micros: timedelta(micro
 
 
 @given(rows=rows_of_groups(SPANS))
-def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[timedelta | None]) -> None:
+def test_interval_sums_overflow_in_any_mode_or_are_null_with_try(rows: DrawnRows[timedelta | None]) -> None:
     """Property: a sum of intervals that does not fit raises an error in any mode. With ``try_avg`` it stays null."""
     totals = [known(rows.of(group)) for group in range(SIZE)]
     micros = [sum(value // timedelta(microseconds=1) for value in values) for values in totals]
@@ -146,7 +146,7 @@ def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[time
 
 
 @given(rows=rows_of_groups(st.none() | st.sampled_from([0.5, -2.0, 4.0, math.inf, math.nan, 0.0])))
-def test_products_multiply(rows: DrawnRows[float | None]) -> None:
+def test_merged_products_equal_one_pass(rows: DrawnRows[float | None]) -> None:
     """Property: a product is that of one pass, and null if all values are null."""
     for way in merged_ways(MergedProduct(), [pa.float64()], rows, lambda value: (value,)):
         factors = [known(rows.of(group)) for group in range(SIZE)]
@@ -158,7 +158,7 @@ BITS: dict[str, Callable[[int, int], int]] = {"and": int.__and__, "or": int.__or
 
 @pytest.mark.parametrize("operation", BITS)
 @given(rows=rows_of_groups(st.none() | st.integers(-128, 127)))
-def test_bits_combine(operation: Any, rows: DrawnRows[int | None]) -> None:
+def test_merged_bits_equal_plain_integers(operation: Any, rows: DrawnRows[int | None]) -> None:
     """Property: bits combine as those of plain integers. The result is null if all values are null."""
     for way in merged_ways(MergedBits(operation), [pa.int8()], rows, lambda value: (value,)):
         numbers = [known(rows.of(group)) for group in range(SIZE)]

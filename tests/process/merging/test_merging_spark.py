@@ -205,7 +205,7 @@ def aggregated(frame: DataFrame, texts: Sequence[str]) -> DataFrame:
     [pytest.param(*case, marks=[pytest.mark.long] if number % 2 else []) for number, case in enumerate(CASES)],
 )
 @pytest.mark.sample("counts-false", "moments-false")
-def test_merged_buffers_are_sparks_aggregate(
+def test_results_of_merged_buffers_equal_sparks_aggregates(
     spark: SparkSession, rows: DataFrame, stream: DataFrame, name: str, ansi: str
 ) -> None:
     """For every supported function, Spark's result from merged buffers is that of its own aggregate.
@@ -216,24 +216,24 @@ def test_merged_buffers_are_sparks_aggregate(
     texts = [text for text in QUERIES[name] if text not in OVERFLOWING[ansi]]
     theirs = by_key(aggregated(rows, texts).collect())
     for batches in (1, BATCHES):
-        found, _ = answer(aggregated(stream, texts), rows, batches=batches)
-        ours = by_key(found)
+        merged, _ = answer(aggregated(stream, texts), rows, batches=batches)
+        ours = by_key(merged)
         assert ours.keys() == theirs.keys()
         pairs = [(ours[key], row) for key, row in theirs.items()]
         assert not {text: (own[text], row[text]) for own, row in pairs for text in texts if own[text] != row[text]}
 
 
-def test_merged_hashes_are_sparks_estimates(rows: DataFrame, stream: DataFrame) -> None:
+def test_estimates_of_merged_registers_equal_sparks(rows: DataFrame, stream: DataFrame) -> None:
     """For every type that Spark hashes, the estimates from merged registers are those of Spark."""
     rows, stream = (frame.withColumn("k", F.col("k") % 3) for frame in (rows, stream))
-    found, (spec,) = answer(aggregated(stream, ESTIMATES), rows, batches=BATCHES)
+    merged, (spec,) = answer(aggregated(stream, ESTIMATES), rows, batches=BATCHES)
     assert {function.function for function in spec.functions} == HASHED
-    assert by_key(found) == by_key(aggregated(rows, ESTIMATES).collect())
+    assert by_key(merged) == by_key(aggregated(rows, ESTIMATES).collect())
 
 
 @pytest.mark.parametrize(("ansi", "text"), [(ansi, text) for ansi, texts in OVERFLOWING.items() for text in texts])
 @pytest.mark.sample("true-sum(huge)", "true-avg(edge)")
-def test_a_sum_that_does_not_fit_raises_where_sparks_does(
+def test_sums_overflow_with_sparks_error_in_sparks_modes(
     spark: SparkSession, rows: DataFrame, stream: DataFrame, ansi: str, text: str
 ) -> None:
     """In ANSI mode, sums of integers and decimals overflow with Spark's error. Sums of intervals do in both modes."""
@@ -245,7 +245,7 @@ def test_a_sum_that_does_not_fit_raises_where_sparks_does(
 
 
 @pytest.mark.long
-def test_every_known_function_is_compared(spark: SparkSession, stream: DataFrame) -> None:
+def test_the_queries_contain_every_function_of_the_registry(spark: SparkSession, stream: DataFrame) -> None:
     """The queries contain every function of the registry."""
     spark.conf.set(ANSI, "false")
     cuts = [cut_of(aggregated(stream, texts)) for texts in QUERIES.values()]

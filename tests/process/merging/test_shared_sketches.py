@@ -33,7 +33,7 @@ def estimate(sketch: bytes) -> float:
 
 @pytest.mark.parametrize("bits", [8, 21])
 @given(rows=rows_of_groups(st.none() | st.tuples(LONGS, LONGS)))
-def test_sketches_have_the_coupons_of_all_hashes(bits: int, rows: DrawnRows[tuple[int, int] | None]) -> None:
+def test_few_hashes_are_counted_exactly(bits: int, rows: DrawnRows[tuple[int, int] | None]) -> None:
     """Property: few hashes are counted exactly. A group without values has an empty sketch."""
     for way in merged_ways(HashSketch(bits), [WORDS], rows, lambda words: (words,)):
         for group in range(SIZE):
@@ -43,7 +43,7 @@ def test_sketches_have_the_coupons_of_all_hashes(bits: int, rows: DrawnRows[tupl
 
 
 @pytest.mark.parametrize("bits", [7, 12])
-def test_sketches_of_many_hashes_are_as_near_as_the_library_has_it(bits: int) -> None:
+def test_estimates_of_many_hashes_have_the_error_of_the_library(bits: int) -> None:
     """The estimate of many hashes has the error of the library, in one batch or in several. The size is bounded."""
     size, batches, merge = 30_000, 30, HashSketch(bits)
     words = np.random.default_rng(bits).integers(-(2**63), 2**63, (size, 2))
@@ -70,7 +70,7 @@ SKETCHES = [sketch_of(range(start, start + count)) for start, count in ((0, 0), 
 
 
 @given(rows=rows_of_groups(st.none() | st.sampled_from(SKETCHES)))
-def test_unions_have_the_values_of_all_sketches(rows: DrawnRows[bytes | None]) -> None:
+def test_a_union_has_the_values_of_all_its_sketches(rows: DrawnRows[bytes | None]) -> None:
     """Property: the union of a group has the values of all its sketches. Without sketches it is empty."""
     of = {
         sketch: set(range(start, end))
@@ -82,7 +82,7 @@ def test_unions_have_the_values_of_all_sketches(rows: DrawnRows[bytes | None]) -
             assert round(estimate(way[group][0])) == len(values)
 
 
-def test_sketches_that_differ_are_united_where_that_is_asked_for() -> None:
+def test_sketches_of_different_sizes_are_united_only_if_allowed() -> None:
     """A union of different sizes is refused unless it is allowed. The result then has the smallest size."""
     rows, nothing = pa.array([sketch_of(range(900), 11), sketch_of(range(900), 9)]), [pa.nulls(1, pa.binary())]
     groups = Groups(np.zeros(2, dtype=np.int64), 1)
@@ -94,7 +94,7 @@ def test_sketches_that_differ_are_united_where_that_is_asked_for() -> None:
         SketchUnion().fold([pa.array([b"none", b""])], nothing, groups)
 
 
-def test_without_the_library_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_datasketches_library_is_refused_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the `datasketches` library the query is refused, and the remedy has the command that installs it."""
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(ConfigError, match="RIFFLE-0183") as refused:

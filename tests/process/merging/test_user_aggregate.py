@@ -31,7 +31,7 @@ def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
 
 
 @given(rows=rows_of_groups(NUMBERS))
-def test_values_come_in_their_order(rows: DrawnRows[int | None]) -> None:
+def test_values_arrive_in_the_order_of_rows(rows: DrawnRows[int | None]) -> None:
     """Property: values arrive in the order of rows, in one batch, in several, and in merged groups.
 
     Nulls are included.
@@ -41,7 +41,7 @@ def test_values_come_in_their_order(rows: DrawnRows[int | None]) -> None:
 
 
 @given(rows=rows_of_groups(st.tuples(NUMBERS, st.integers(0, 3))))
-def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int]]) -> None:
+def test_arguments_are_cast_to_the_declared_types(rows: DrawnRows[tuple[int | None, int]]) -> None:
     """Property: several arguments are cast to the declared types.
 
     A pandas-style call with all rows returns the same.
@@ -70,7 +70,7 @@ def test_the_greatest_rows_are_kept(rows: DrawnRows[tuple[int | None, str | None
 
 
 @pytest.mark.parametrize("type", [pa.int64(), PAIR, pa.struct([("0", pa.list_(pa.int64()))])])
-def test_other_arguments_are_refused_when_the_query_is_built(type: pa.DataType) -> None:
+def test_arguments_that_do_not_fit_are_refused_at_construction(type: pa.DataType) -> None:
     """Too many arguments, or arguments that cannot be cast to the declared types, are refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0180"):
         merged(Latest(3), type)
@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[str, Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_result_that_is_not_as_declared_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_does_not_match_its_declaration_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of other types or lengths, and exceptions, raise an error that names the function."""
     method, replacement, id = WRONG[name]
     monkeypatch.setattr(Latest, method, staticmethod(replacement))

@@ -85,7 +85,7 @@ def _check(parts: CutPlan, mode: str) -> None:
     check_rules(parts, mode)
 
 
-def test_there_are_plans_of_each_line() -> None:
+def test_plans_are_recorded_for_each_supported_spark_line() -> None:
     """Plans are recorded for the newest Spark 3.5, and for the oldest and the newest supported Spark 4."""
     assert VERSIONS == ["3.5.9", "4.0.5", "4.3.0"]
 
@@ -104,7 +104,7 @@ def test_a_query_is_cut_at_its_stateful_nodes(name: str, version: str) -> None:
     assert not any(find_marks(each.plan) for each in parts.inputs)
 
 
-def test_a_mark_below_another_one_is_removed_alone() -> None:
+def test_nested_marks_are_removed_and_nodes_around_them_stay() -> None:
     """A stream may be wrapped twice. Each mark is removed, and the query's nodes between and below them stay."""
 
     def node(kind: str, *children: PlanNode, **expressions: tuple[Expression, ...]) -> PlanNode:
@@ -126,7 +126,7 @@ def test_a_mark_below_another_one_is_removed_alone() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_query_that_spark_allows_is_allowed(name: str, version: str) -> None:
+def test_queries_that_spark_allows_are_accepted(name: str, version: str) -> None:
     """Each query that Spark allows passes the rules, in append mode, or in complete mode if it sorts its result."""
     parts = cut_plan(plan_of(version, name).plan)
     _check(parts, "complete" if "order" in name else "append")
@@ -134,7 +134,7 @@ def test_a_query_that_spark_allows_is_allowed(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", REFUSED_NODES)
-def test_a_refused_node_is_told_with_its_reason_and_a_remedy(name: str, version: str) -> None:
+def test_a_refused_node_raises_its_error_with_a_remedy(name: str, version: str) -> None:
     """A refused node raises the listed error, which contains Spark's name of the node."""
     parts = cut_plan(plan_of(version, f"refused {name}").plan)
     with pytest.raises(ConfigError) as refused:
@@ -143,7 +143,7 @@ def test_a_refused_node_is_told_with_its_reason_and_a_remedy(name: str, version:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(version: str) -> None:
+def test_a_stage_behind_an_aggregate_is_refused_in_update_mode(version: str) -> None:
     """A stage behind an aggregate is accepted in append mode and refused in update mode, which repeats results."""
     parts = cut_plan(plan_of(version, "window of windows").plan)
     check_rules(parts, "append")
@@ -152,7 +152,7 @@ def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(version: str)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
+def test_a_stage_lists_its_columns_that_later_nodes_read(version: str) -> None:
     """A stage lists its columns that later nodes read: the aggregate above the table reads only `at`."""
     plan = plan_of(version, "an aggregate behind a table")
     table, _ = cut_plan(plan.plan).stages
@@ -162,7 +162,7 @@ def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_filter_asks_for_is_read_though_no_projection_shows_it(version: str) -> None:
+def test_a_stage_lists_columns_that_only_a_filter_reads(version: str) -> None:
     """A stage's columns that only a filter reads are listed too."""
     (stage,) = cut_plan(plan_of(version, "a condition and a projection on it").plan).stages
     names = {each.id: each.name for each in stage.node.expressions["aggregateExpressions"]}
@@ -171,7 +171,7 @@ def test_what_a_filter_asks_for_is_read_though_no_projection_shows_it(version: s
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_handle_is_the_number_of_the_object_in_the_order_of_reading(version: str) -> None:
+def test_handles_number_the_objects_in_the_order_of_reading(version: str) -> None:
     """Handles number the objects in the order of reading, so each reading of a plan gives the same handles."""
     nodes = list(walk(plan_of(version, "a join behind an aggregate").plan))
     handles = [node.handle for node in nodes]
@@ -180,7 +180,7 @@ def test_a_handle_is_the_number_of_the_object_in_the_order_of_reading(version: s
 
 
 @pytest.mark.parametrize("depth", [1, 5_000])
-def test_a_plan_of_any_depth_is_read(depth: int) -> None:
+def test_deeply_nested_plans_are_read(depth: int) -> None:
     """Plans with thousands of nested conditions or projections are read without recursion errors."""
     attribute = {"class": "expressions.AttributeReference", "num-children": 0, "name": "n", "exprId": {"id": 1}}
     both = {"class": "expressions.And", "num-children": 2, "left": 0, "right": 1}

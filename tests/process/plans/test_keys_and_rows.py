@@ -55,7 +55,7 @@ def grouped(plan: RecordedPlan) -> tuple[PlanNode, list[GroupingKey]]:
 
 
 @every_version
-def test_a_window_is_kept_as_its_two_ends_and_rows_are_late_by_the_second(version: str) -> None:
+def test_a_window_key_is_stored_as_start_and_end(version: str) -> None:
     """A window key is stored as start and end. Rows are late by the end, with the watermark delay of the metadata."""
     _, keys = grouped(plan_of(version, "a tumbling window"))
     assert [key.columns for key in keys] == [["window_start", "window_end"], ["page"]]
@@ -64,14 +64,14 @@ def test_a_window_is_kept_as_its_two_ends_and_rows_are_late_by_the_second(versio
 
 
 @every_version
-def test_a_session_goes_before_other_event_times(version: str) -> None:
+def test_the_event_time_of_an_aggregate_is_its_session_end(version: str) -> None:
     """With a session and another event time, the event time of the aggregate is the end of the session."""
     _, keys = grouped(plan_of(version, "a session"))
     assert [key.window for key in keys] == ["session", ""]
     assert make_time_spec(keys) == TimeSpec("session_window_end", 600_000, "session", "session_window_start")
 
 
-def test_a_session_decides_when_keys_leave_wherever_it_stands() -> None:
+def test_the_session_end_is_the_event_time_at_any_position_of_the_key() -> None:
     """The end of a session is the event time, also if another event-time key is before it."""
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     marks = {"spark.sessionWindow": True, "spark.watermarkDelayMs": 5}
@@ -81,7 +81,7 @@ def test_a_session_decides_when_keys_leave_wherever_it_stands() -> None:
     assert make_time_spec(keys[:1]) == TimeSpec("at", 5)
 
 
-def test_a_struct_is_taken_apart_and_put_together() -> None:
+def test_a_struct_key_is_stored_as_its_fields() -> None:
     """A struct key is stored as its fields and assembled again. A nullable struct has a column for null."""
     fields = [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]
     struct = column("s", {"type": "struct", "fields": fields})
@@ -98,7 +98,7 @@ def test_a_struct_is_taken_apart_and_put_together() -> None:
     assert whole.parts[2] == NewExpression("struct", (leaf_column("s_a"),), ("a",))
 
 
-def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
+def test_struct_fields_of_the_same_name_get_different_columns() -> None:
     """A struct may have two fields of one name, as in Spark. They get different columns."""
     fields = [column("a").field, column("a").field]
     (key,) = read_grouping_keys(keyed([column("s", {"type": "struct", "fields": fields}, nullable=False)]))
@@ -116,7 +116,7 @@ def test_floating_point_keys_are_normalised() -> None:
     )
 
 
-def test_a_result_names_the_key_and_its_store() -> None:
+def test_a_key_is_named_by_its_result_column() -> None:
     """A key is named by its result column without Spark's ids. Column names are unique, ignoring case."""
     alias = Column(
         Expression("Alias", (column("n").expression,), {"name": "(n + 1)#7", "exprId": {"id": 7}}, 0),
@@ -159,7 +159,7 @@ def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_fi
     assert refused.value.where == f"a: {catalog_name(refused_column.field)}"
 
 
-def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
+def test_a_distinct_value_counts_only_in_rows_that_pass_the_filter() -> None:
     """A distinct value counts only in rows that pass the filter, and only if it is not null."""
     argument, condition = column("n"), column("is_wanted", "boolean", 1).expression
     counted = Expression("Count", (argument.expression,), {}, 2)
@@ -172,7 +172,7 @@ def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
     }
 
 
-def test_a_key_that_differs_when_a_batch_runs_again_is_refused() -> None:
+def test_a_nondeterministic_key_is_refused() -> None:
     """A key that is not deterministic is refused, because a repeated batch would route its rows to other keys."""
     with pytest.raises(ConfigError, match=REFUSED["random_key"].id):
         read_grouping_keys([KeyColumn(column("r"), "r", is_random=True)])
@@ -204,7 +204,7 @@ def arrow(names: Sequence[str]) -> pa.Schema:
 
 
 @every_version
-def test_a_de_duplication_sends_rows_whole(version: str) -> None:
+def test_a_de_duplication_sends_all_columns_of_a_row(version: str) -> None:
     """A de-duplication sends keys first, then the other columns. Rows are late by the key that is an event time."""
     plan = plan_of(version, "distinct, then an aggregate")
     node = cut_plan(plan.plan).stages[0].node
@@ -215,7 +215,7 @@ def test_a_de_duplication_sends_rows_whole(version: str) -> None:
 
 
 @every_version
-def test_within_the_watermark_keys_are_known_for_a_while(version: str) -> None:
+def test_drop_duplicates_within_watermark_keeps_keys_until_a_time(version: str) -> None:
     """`dropDuplicatesWithinWatermark` keeps keys until a time. Rows are late by a column that is not a key."""
     plan = plan_of(version, "within the watermark")
     node = cut_plan(plan.plan).stages[0].node
@@ -224,7 +224,7 @@ def test_within_the_watermark_keys_are_known_for_a_while(version: str) -> None:
     assert (spec.store, spec.due, spec.time) == ("within.page-2", "known_until", TimeSpec("at", 600_000))
 
 
-def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
+def test_the_end_of_a_window_that_is_not_a_key_is_sent_as_a_column() -> None:
     """If a window that is not a key is the event time, its end is sent as an additional column."""
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     window = column("w", {"type": "struct", "fields": ends}, 1, metadata={"spark.watermarkDelayMs": 5})
@@ -239,7 +239,7 @@ def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
     }
 
 
-def test_columns_of_one_name_stay_apart_in_a_de_duplication() -> None:
+def test_a_de_duplication_renames_columns_of_the_same_name() -> None:
     """Columns with the same name, also with the name of a key, get different names in a de-duplication."""
     key, *others = column("k"), column("n", number=1), column("n", number=2), column("k", number=3)
     node = PlanNode("Deduplicate", (), {"keys": (key.expression,)}, {}, is_streaming=True, handle=0)
@@ -249,14 +249,16 @@ def test_columns_of_one_name_stay_apart_in_a_de_duplication() -> None:
 
 def test_two_columns_of_event_time_are_refused() -> None:
     """Two columns with event time are refused, as in Spark."""
-    timed = [column(name, "timestamp", at, metadata={"spark.watermarkDelayMs": 1}) for at, name in enumerate("ab")]
+    timed = [
+        column(name, "timestamp", number, metadata={"spark.watermarkDelayMs": 1}) for number, name in enumerate("ab")
+    ]
     node = PlanNode("Deduplicate", (), {"keys": (timed[0].expression,)}, {}, is_streaming=True, handle=0)
     with pytest.raises(ConfigError, match=REFUSED["event_times"].id):
         read_distinct_rows(node, timed, ())
 
 
 @every_version
-def test_a_function_sees_columns_under_their_names(version: str) -> None:
+def test_arguments_of_a_grouped_function_are_sent_once_by_name(version: str) -> None:
     """Each argument of a grouped function is sent once under its name, and so is the event time."""
     plan = plan_of(version, "groups with state")
     (stage,), ((below,),) = cut_plan(plan.plan).stages, plan.outputs.values()
@@ -280,7 +282,7 @@ def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
     keys = [read_grouping_keys(keyed(columns)) for columns in zip(*equal, strict=True)]
     rest = [part for part in parts if part.kind != "EqualTo"]
     times = [next(each for each in side if each.delay_ms is not None) for side in (left, right)]
-    found = EquiJoin(
+    join = EquiJoin(
         how or stage.node.join_type, (left, right), (keys[0], keys[1]), rest, None, times, (60_000, 0), by_id.keys()
     )
 
@@ -288,7 +290,7 @@ def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
         typed = next((each for each in expression.children if each.kind == "AttributeReference"), expression)
         return by_id[typed.id].field if typed.kind == "AttributeReference" else {"name": "", "type": "timestamp"}
 
-    return JoinMapSide(found, ExpressionFacts(lambda expression: expression.kind, field))
+    return JoinMapSide(join, ExpressionFacts(lambda expression: expression.kind, field))
 
 
 @every_version
@@ -308,28 +310,30 @@ def test_a_join_compares_columns_of_both_sides(version: str) -> None:
 
 @every_version
 @pytest.mark.parametrize(("how", "outer"), [("Inner", ()), ("LeftOuter", ("left",)), ("FullOuter", ("left", "right"))])
-def test_a_join_knows_whose_rows_count_without_a_partner(version: str, how: str, outer: tuple[str, ...]) -> None:
+def test_an_outer_join_lists_sides_whose_unmatched_rows_are_emitted(
+    version: str, how: str, outer: tuple[str, ...]
+) -> None:
     """An outer join lists the sides whose unmatched rows are emitted. The stored meanings have the kind of join."""
     rows = joined(version, "a join of streams", how)
     assert rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ()).outer == outer
     assert rows.stored_meanings()["join"].split()[0] == how
 
 
-def test_rows_that_are_joined_by_a_window_leave_when_it_ends() -> None:
+def test_rows_of_a_join_by_window_are_due_at_its_end() -> None:
     """In a join by window, rows of both sides are due at the end of the window."""
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     metadata = {"spark.timeWindow": True, "spark.watermarkDelayMs": 5}
     windows = [column("w", {"type": "struct", "fields": ends}, number, metadata=metadata) for number in (0, 1)]
     (left,), (right,) = (read_grouping_keys(keyed([window])) for window in windows)
     sides = ([windows[0]], [windows[1]])
-    found = EquiJoin("Inner", sides, ([left], [right]), (), 0, (windows[0], windows[1]), (None, None), {0, 1})
-    rows = JoinMapSide(found, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
+    join = EquiJoin("Inner", sides, ([left], [right]), (), 0, (windows[0], windows[1]), (None, None), {0, 1})
+    rows = JoinMapSide(join, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
     spec = rows.make_spec(pa.schema([(name, pa.timestamp("us")) for name, _ in rows.side_columns(0)]), ())
     assert (spec.left.due, spec.right.due) == ("w_end", "w_end")
 
 
 @every_version
-def test_a_table_is_joined_by_its_key(version: str) -> None:
+def test_a_table_join_stores_the_columns_that_the_query_reads(version: str) -> None:
     """A join with a table stores the columns that the query reads and those that order the changes."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages
@@ -359,7 +363,7 @@ def test_a_table_is_joined_by_its_key(version: str) -> None:
 
 
 @every_version
-def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(version: str) -> None:
+def test_a_table_stores_only_order_columns_and_columns_that_are_read(version: str) -> None:
     """A table stores its order columns and only those other columns that the query reads."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages
@@ -372,13 +376,13 @@ def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(vers
         read_grouping_keys(keyed([each for each in left if each.name == "page"])),
         read_grouping_keys(keyed(of_table)),
     ]
-    found = TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), [])
-    rows = TableMapSide(found, [each.id for each in of_table], ())
+    join = TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), [])
+    rows = TableMapSide(join, [each.id for each in of_table], ())
     assert (list(rows.stored_columns.values()), list(rows.stream_columns.values())) == (["seen"], [])
 
 
 @every_version
-def test_a_second_equality_of_the_tables_key_is_a_condition(version: str) -> None:
+def test_a_second_equality_with_the_table_key_is_a_condition(version: str) -> None:
     """The first equality with the table's key finds the row. A second one is a condition on it."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages
@@ -393,7 +397,7 @@ def test_a_second_equality_of_the_tables_key_is_a_condition(version: str) -> Non
 
 
 @every_version
-def test_a_join_by_another_column_than_the_tables_key_is_refused(version: str) -> None:
+def test_a_join_that_does_not_use_the_table_key_is_refused(version: str) -> None:
     """A join that does not use the table's key is refused, and the error names the key."""
     plan = plan_of(version, "a join with a table")
     (stage,) = cut_plan(plan.plan).stages

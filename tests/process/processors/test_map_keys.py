@@ -22,7 +22,7 @@ def stored() -> Store:
     return store
 
 
-def test_nested_keys_are_distinct_in_the_batch_and_after_it() -> None:
+def test_nested_keys_are_compared_by_value() -> None:
     """Nested keys are compared by field and element, with nulls, in the batch and after it.
 
     Arrays may be tuples, and structs may be lists or dictionaries.
@@ -52,9 +52,9 @@ def test_maps_in_keys_are_equal_in_any_order_of_entries() -> None:
 def test_modifying_a_list_in_a_key_does_not_change_the_key() -> None:
     """Modifying a list in a key that was read or written does not change the stored key."""
     store = stored()
-    given = (("c", 3), ["z"])
-    store.map("m").update(given, (7,))
-    given[1].append("given")
+    written_key = (("c", 3), ["z"])
+    store.map("m").update(written_key, (7,))
+    written_key[1].append("given")
     for _ in range(2):
         for _, path in [*store.map("m").keys(), *(key for key, _ in store.map("m").items())]:
             if isinstance(path, list):

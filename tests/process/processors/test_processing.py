@@ -149,7 +149,7 @@ def grouped(keys: list[str], rows: list[tuple[int, list[int]]], states: dict[str
     return grouped_rows.with_states(initial, np.array([keys.index(key) for key, _ in initial_rows]))
 
 
-def test_calls_come_in_sparks_order() -> None:
+def test_calls_have_sparks_order() -> None:
     """Per key, initial states precede rows. Per key-group, timers follow in order of time."""
     processor = Recorder(lambda recorder, key: recorder.session.timers.register(10 - len(str(key[0]))))
     slot = Slot(processor)
@@ -169,7 +169,7 @@ def test_calls_come_in_sparks_order() -> None:
     assert slot.outcomes == [(2, 0, None), (1, 0, None)]
 
 
-def test_output_is_read_to_its_end_before_the_next_key() -> None:
+def test_the_output_of_a_key_is_consumed_before_the_next_key() -> None:
     """The output of a key is consumed before the next key, so state that a generator writes at its end has that key."""
 
     class Late(Recorder):
@@ -185,7 +185,7 @@ def test_output_is_read_to_its_end_before_the_next_key() -> None:
     assert observed == [("a", (1,)), ("bb", (2,)), ("ccc", (3,))]
 
 
-def test_a_key_group_without_rows_fires_what_is_due() -> None:
+def test_a_key_group_without_rows_fires_its_due_timers() -> None:
     """A key-group without rows fires the due timers of its stored keys."""
     processor = Recorder(lambda recorder, _: recorder.session.timers.register(5))
     slot = Slot(processor)
@@ -207,7 +207,7 @@ def registering(*times: int) -> Callable[[Recorder, Key], None]:
     return register
 
 
-def test_event_time_timers_are_due_by_the_watermark() -> None:
+def test_event_time_timers_fire_at_the_watermark() -> None:
     """Event-time timers fire once the watermark reaches their time. Without a watermark only 0 is due."""
     processor = Recorder(registering(0, 5, 9))
     slot = Slot(processor, "EventTime")
@@ -217,7 +217,7 @@ def test_event_time_timers_are_due_by_the_watermark() -> None:
     assert processor.calls[-2] == ("timer", "a", 5, 5)
 
 
-def test_a_last_pass_fires_what_the_batch_made_due() -> None:
+def test_the_last_pass_fires_timers_that_the_newer_watermark_makes_due() -> None:
     """The last pass fires the timers that the newer watermark makes due, also those of the first pass."""
     processor = Recorder(registering(3, 8, 20))
     processor.on_timer = lambda recorder, _, due: recorder.session.timers.register(due + 4) if due == 3 else None
@@ -241,17 +241,17 @@ def test_each_key_group_begins_with_the_batchs_watermark() -> None:
     assert observed == [("a", 5), ("b", 5)]
 
 
-def test_no_time_mode_means_no_timers() -> None:
+def test_no_timer_fires_with_the_time_mode_none() -> None:
     """With the time mode None, no timer fires, and the copy is not searched for timers."""
     processor = Recorder()
     slot = Slot(processor, "None")
     slot.batch({"a": [1]}, now_ms=100, watermark_ms=100)
     assert slot.outcomes == [(0, 0, None)]
-    assert "find_due_elements" not in slot.copies[0].asked
+    assert "find_due_elements" not in slot.copies[0].calls
 
 
 @pytest.mark.parametrize("when", ["rows", "timer", "begin", "end", "initial"])
-def test_an_exception_of_a_processor_is_shown_with_its_place(when: str) -> None:
+def test_an_exception_of_a_processor_has_its_line_key_and_slot(when: str) -> None:
     """An exception of a processor is shown with the user's line, the key, and the slot."""
 
     def fail(*_: object) -> None:
@@ -269,7 +269,7 @@ def test_an_exception_of_a_processor_is_shown_with_its_place(when: str) -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError("declare it"), CorruptStateError("torn")], ids=repr)
-def test_own_errors_pass_unchanged(error: Exception) -> None:
+def test_errors_of_the_product_pass_unchanged(error: Exception) -> None:
     """Errors of the product pass unchanged: a corrupt copy is not an error of the processor."""
 
     def fail(*_: object) -> None:
@@ -291,7 +291,7 @@ def test_a_number_out_of_range_names_its_field() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
+def test_garbage_collection_thresholds_are_restored_after_a_batch(fails: bool) -> None:
     """The thresholds of garbage collection are restored after a batch, also if the processor raises."""
     thresholds, during = gc.get_threshold(), []
 
@@ -317,7 +317,7 @@ def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
         ([0, 0], [(0, 2)]),
     ],
 )
-def test_windows_are_runs_of_keys_of_bounded_rows(sizes: list[int], expected: list[tuple[int, int]]) -> None:
+def test_keys_are_split_into_windows_of_bounded_rows(sizes: list[int], expected: list[tuple[int, int]]) -> None:
     """Keys are split into windows of bounded rows. Only a single larger key exceeds the bound."""
     assert list(split_into_windows([0, *np.cumsum(sizes).tolist()], 10)) == expected
 

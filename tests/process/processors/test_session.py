@@ -23,13 +23,13 @@ def test_values_of_all_keys_are_read_at_once() -> None:
     for number in range(100):
         store.session.select_key(number)
         store.value("n").update((number, "x"))
-    assert store.reading.asked == []
+    assert store.reading.calls == []
     store.commit()
     store.batch(*map(str, range(100)))
     for number in range(100):
         store.session.select_key(number)
         assert store.value("n").get() == (number, "x")
-    assert store.reading.asked == ["read_elements"]
+    assert store.reading.calls == ["read_elements"]
 
 
 def test_a_batch_that_writes_nothing_changes_nothing() -> None:
@@ -49,7 +49,7 @@ def test_an_append_never_reads_the_list() -> None:
         store.batch("a")
         store.list("l").append((1,))
         store.commit()
-    assert set(store.reading.asked) == {"next_indexes"}
+    assert set(store.reading.calls) == {"next_indexes"}
 
 
 def test_an_iterator_is_a_snapshot() -> None:
@@ -73,7 +73,7 @@ def test_an_iterator_is_a_snapshot() -> None:
     assert list(items) == [(("a",), (2,)), (("b",), (3,))]
 
 
-def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_longer_than_one_piece_is_read_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that is longer than one piece is read completely and in order."""
     monkeypatch.setattr(cells, "ELEMENTS_MAX", 7)
     store = Store(VISITS, PAGES)
@@ -92,7 +92,7 @@ def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.Monkey
         assert [hits for (hits,) in store.map("m").values()] == list(range(size))
 
 
-def test_keys_that_follow_each_other_are_read_ahead() -> None:
+def test_keys_that_are_read_in_order_are_read_ahead() -> None:
     """Reading keys in order doubles the number of keys that are read ahead."""
     store = Store(VISITS)
     keys = [f"{index:04}" for index in range(1000)]
@@ -121,15 +121,15 @@ def test_one_key_of_a_map_costs_one_lookup() -> None:
     for index in range(50):
         store.map("m").update((f"{index}",), (index,))
     store.commit()
-    store.reading.asked.clear()
+    store.reading.calls.clear()
     store.batch("a")
     assert store.map("m").get(("7",)) == (7,)
     store.map("m").update(("7",), (8,))
     assert store.commit().num_rows == 1
-    assert store.reading.asked == ["read_entry"]
+    assert store.reading.calls == ["read_entry"]
 
 
-def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> None:
+def test_nested_values_and_composite_keys_are_read_back_unchanged() -> None:
     """Nested values and keys of several columns are stored and read unchanged."""
     key = pa.schema([("k", pa.int64()), ("j", pa.string())])
     store = Store(value("v", "s struct<x:int,l:array<string>>, m map<string,int>"), PAGES, key=key)

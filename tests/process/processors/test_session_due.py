@@ -68,7 +68,7 @@ def test_timers_registered_while_timers_fire_wait_for_the_next_batch() -> None:
     assert fired(store, 10) == [(3, "a")]
 
 
-def test_a_second_pass_fires_what_became_due_since_the_first() -> None:
+def test_a_second_pass_fires_timers_that_became_due_since_the_first() -> None:
     """A second pass fires the timers that became due since the first, also those that the first pass registered."""
     store = Store(indexed=True)
     store.batch("a")
@@ -124,7 +124,7 @@ def test_elements_written_in_the_batch_do_not_expire() -> None:
     )
 
 
-def test_many_deleted_timers_do_not_hide_the_one_that_is_left() -> None:
+def test_the_next_due_time_is_found_among_many_deleted_timers() -> None:
     """The next due time is found among any number of deleted timers."""
     store = Store(indexed=True)
     store.batch("a", "b")
@@ -139,7 +139,7 @@ def test_many_deleted_timers_do_not_hide_the_one_that_is_left() -> None:
     assert store.session.next_due_ms() == 299
 
 
-def test_expiry_reads_what_expires_and_no_more() -> None:
+def test_expiry_reads_only_due_timers() -> None:
     """Expiry reads only the due timers: a hundred of ten thousand."""
     store = Store(indexed=True)
     store.batch(*(f"{index:05}" for index in range(10_000)))
@@ -148,11 +148,11 @@ def test_expiry_reads_what_expires_and_no_more() -> None:
         store.session.timers.register(number)
     store.commit()
     store.batch()
-    store.reading.asked.clear()
+    store.reading.calls.clear()
     assert len(fired(store, 99)) == 100
     assert store.session.next_due_ms() == 100
     assert store.session.keys(0).num_rows == 100
-    assert set(store.reading.asked) <= {"find_due_elements", "find_due_time"}
+    assert set(store.reading.calls) <= {"find_due_elements", "find_due_time"}
 
 
 @pytest.mark.parametrize("ttl_ms", [2**63 - 1, 2**63 - 1 - 10, 2**63 - 1 - 11])
@@ -178,7 +178,7 @@ def test_a_key_stored_as_minus_zero_fires_as_zero() -> None:
     assert str(store.session.keys(1)["k"].to_pylist()) == "[0.0]"
 
 
-def test_an_element_is_gone_at_the_very_time() -> None:
+def test_an_element_expires_exactly_at_its_ttl() -> None:
     """An element expires exactly at its TTL, as in Spark: written at 0 with 100 ms, it exists at 99 and not at 100."""
     store = Store(VALUE, LIST, MAP, indexed=True)
     store.batch("a", now_ms=0)

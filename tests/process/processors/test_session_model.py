@@ -187,6 +187,6 @@ def run_all(drawn: list[Batch], copy: MemoryReading) -> None:
 
 
 @given(batches, st.integers(1, 4))
-def test_state_is_what_dictionaries_hold(drawn: list[Batch], run_count_max: int) -> None:
+def test_state_equals_a_model_of_dictionaries(drawn: list[Batch], run_count_max: int) -> None:
     """Property: values, lists, maps, timers and TTLs equal the model's, within a batch and after it."""
     run_all(drawn, MemoryReading(SCHEMA, run_count_max))

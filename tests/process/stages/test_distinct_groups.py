@@ -115,7 +115,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 
 @costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
-def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
+def test_a_value_counts_once_per_group(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Property: a value counts once per group, in one batch or in several. An expired group leaves no state."""
     model = WindowModel(mode, Group, DELAY_MS)
     with Harness(operator(mode), SPEC.rows) as query:
@@ -129,7 +129,7 @@ def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple
         assert len(query.state()) == stored_count
 
 
-def test_complete_mode_answers_groups_alone() -> None:
+def test_complete_mode_emits_only_groups() -> None:
     """In complete mode the output has only groups. Their distinct values are state and not output."""
     table = list[list[Answer]]()
     compute = DistinctGroups(replace(SPEC, time=None), "complete")
@@ -139,7 +139,7 @@ def test_complete_mode_answers_groups_alone() -> None:
     assert table == [[(10, "a", 2, 2, 2)], [(10, "a", 4, 2, 2)], [(10, "a", 4, 2, 2)]]
 
 
-def test_a_group_and_its_values_lie_together() -> None:
+def test_a_group_and_its_values_are_in_the_same_key_group() -> None:
     """A group and its values are in the same key-group, because rows are routed by the columns of the group."""
     with Harness(operator("update"), SPEC.rows) as query:
         query.feed(rows_of([Visit(10, "a", f"user {number}", number) for number in range(40)]))
@@ -153,7 +153,7 @@ def test_a_group_and_its_values_lie_together() -> None:
     assert not plain.can_read(schema.to_text())
 
 
-def test_values_go_with_their_group_to_another_number_of_key_groups() -> None:
+def test_a_new_number_of_key_groups_keeps_values_with_their_group() -> None:
     """A switch to another number of key-groups keeps the values with their group: none is lost or counted twice."""
     visits = [Visit(10, page, f"user {number}", number) for number in range(20) for page in "abcdef"]
     with Harness(operator("update"), SPEC.rows) as query:

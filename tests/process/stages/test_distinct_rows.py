@@ -115,7 +115,7 @@ _BATCH = st.tuples(
 
 @costly(2)
 @given(st.sampled_from(list(FORMS)), st.lists(_BATCH, max_size=8))
-def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list[Click], int, str]]) -> None:
+def test_emitted_rows_equal_those_of_a_model(name: str, batches: list[tuple[list[Click], int, str]]) -> None:
     """Property: the emitted rows are the model's, with late rows, nulls, empty batches, restarts and lost executors."""
     form, model = FORMS[name], Model(FORMS[name])
     late = LateRule("at", "rows") if form.time else None
@@ -131,7 +131,7 @@ def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list
         assert len(query.state()) == len(model.known)
 
 
-def test_numbers_are_one_key_by_value() -> None:
+def test_zero_and_minus_zero_are_one_key() -> None:
     """0.0 and -0.0 are one key, which is emitted as 0.0. NaN is another key."""
     rows = pa.schema([("z", pa.float64()), ("n", pa.int64())])
     spec = DistinctSpec("numbers", pa.schema([rows.field("z")]), rows, None, None)

@@ -93,7 +93,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 
 @costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
-def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
+def test_windows_equal_a_model_of_dictionaries(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Property: windows equal the model's, with late rows, nulls, empty batches, restarts and lost executors."""
     aggregate = spec()
     model = WindowModel(mode, Group, DELAY_MS)
@@ -119,7 +119,7 @@ def batch_of(aggregate: AggregateSpec, visits: Sequence[Visit], keys: Sequence[V
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
-def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMode) -> None:
+def test_a_key_without_rows_is_emitted_with_unchanged_state(mode: OutputMode) -> None:
     """A key without rows is emitted with its state, or with Spark's initial values, and its state is unchanged."""
     visit, other_visit = Visit(10, "a", 2, "x"), Visit(20, "b", None, None)
     update = MergedGroups(spec(), mode)(batch_of(spec(), [visit, visit], [other_visit, visit]))
@@ -129,7 +129,7 @@ def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMod
     assert (update.changed.tolist(), update.state.num_rows, update.deleted.tolist()) == ([1], 1, [])
 
 
-def test_complete_mode_answers_all_in_each_batch() -> None:
+def test_complete_mode_emits_every_key_in_each_batch() -> None:
     """Complete mode emits every key in each batch, also without rows and after a loss. Keys never expire."""
     assert MergedGroups(spec(), "complete").declare(spec().keys, spec().rows).due is None
     aggregate, answers = spec(time=None), list[list[str]]()
@@ -144,7 +144,7 @@ def test_complete_mode_answers_all_in_each_batch() -> None:
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
-def test_what_groups_by_nothing_is_answered_in_each_batch(mode: OutputMode) -> None:
+def test_a_global_aggregate_is_emitted_in_each_batch(mode: OutputMode) -> None:
     """A global aggregate is emitted in each batch, also over no rows and after a loss."""
     aggregate = AggregateSpec(
         "aggregate.all", pa.schema([("all_rows", pa.int32())]), spec().functions, None, keyless=True
@@ -161,7 +161,7 @@ def test_what_groups_by_nothing_is_answered_in_each_batch(mode: OutputMode) -> N
     assert table == [(0, None, 0.0, []), (2, 5, 5.0, []), (2, 5, 5.0, []), (3, 5, 5.0, [])]
 
 
-def test_what_is_wrong_with_a_key_names_it() -> None:
+def test_an_overflow_error_names_the_store_and_the_key() -> None:
     """The error of a sum that does not fit has the store and the key."""
     huge = [Visit(10, "a", 2**62, None)] * 2
     with pytest.raises(UserFunctionError, match="RIFFLE-0182") as raised:

@@ -159,7 +159,7 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=7), st.integers(0, 5), st.sampled_fro
 
 @costly(2)
 @given(st.sampled_from(list(SPECS)), st.lists(_BATCH, max_size=7))
-def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int, str]]) -> None:
+def test_pairs_equal_those_of_a_model(kind: str, batches: list[tuple[list[Row], int, str]]) -> None:
     """Property: pairs equal the model's, with null keys, late rows, filtered rows, restarts and lost executors."""
     model, spec, watermark_ms = Model(kind), SPECS[kind], 0
     with harness(spec) as query:
@@ -179,7 +179,7 @@ def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int,
             )
 
 
-def test_many_pairs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pairs_of_a_key_are_emitted_from_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pairs of a key are emitted, also if they are compared in several pieces."""
     monkeypatch.setattr(paired_rows, "_PAIRS_AT_ONCE", 7)
     rows = [Row(number % 2 == 0, "a", 1000, number, True) for number in range(30)]
@@ -188,7 +188,7 @@ def test_many_pairs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(query.feed(table_of(rows[:4]))) == 2 * 15 + 2 * 15 + 2 * 2
 
 
-def test_a_side_of_keys_alone_is_kept_too() -> None:
+def test_a_side_with_only_key_columns_is_buffered() -> None:
     """A side with only key columns is buffered too. Without a due time its rows are never evicted."""
     right = replace(
         INNER.right, output=pa.schema([("j", pa.string())]), buffered=pa.schema([]), key_backed=(("j", "k"),)
@@ -202,7 +202,7 @@ def test_a_side_of_keys_alone_is_kept_too() -> None:
         assert [row["j"] for row in query.feed(table_of([Row(True, "a", 2_000_000, 1, True)]))] == ["a"]
 
 
-def test_rows_without_a_time_match_no_bound_and_stay() -> None:
+def test_rows_without_a_time_match_no_bound_and_are_never_evicted() -> None:
     """Rows without a time match no row with a bound, and are never evicted."""
     timed = table_of([Row(True, "a", 1000, 1, True)])
     columns = [
@@ -216,7 +216,7 @@ def test_rows_without_a_time_match_no_bound_and_stay() -> None:
         assert len(query.state(paired_rows.LEFT)) == 1
 
 
-def test_keys_that_are_never_null_are_found_when_their_rows_are_due() -> None:
+def test_due_rows_with_a_not_null_key_are_evicted_and_emitted() -> None:
     """Rows with a key column that is not nullable are evicted and emitted when they are due."""
     rows = ROWS.set(1, ROWS.field("k").with_nullable(False))
     left = SPECS["left"]

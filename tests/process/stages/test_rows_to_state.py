@@ -46,7 +46,7 @@ def buffers_of(visits: Sequence[Visit], aggregate: AggregateSpec, gap: int = 10)
 
 
 @given(VISITS)
-def test_buffers_of_groups_make_the_state_of_their_rows(visits: list[Visit]) -> None:
+def test_buffers_of_groups_build_the_state_of_their_rows(visits: list[Visit]) -> None:
     """Property: buffers of groups build the state of their rows. Merging the merged buffers again changes nothing."""
     aggregate = spec(functions=COUNT_SUM_MEAN)
     compute = MergedGroups(aggregate, "update")
@@ -63,7 +63,7 @@ def test_buffers_of_groups_make_the_state_of_their_rows(visits: list[Visit]) -> 
         assert (row["seconds"], row["mean_count"]) == (sum(seconds) if seconds else None, len(seconds))
 
 
-def test_buffers_of_sessions_become_lists_of_their_key() -> None:
+def test_two_sessions_of_a_key_are_one_row_of_state() -> None:
     """Two sessions of a key are one row of state, due at the earliest end, and count as two."""
     aggregate = spec(SESSION, COUNT_SUM_MEAN)
     compute = SessionGroups(aggregate, "append")
@@ -78,7 +78,7 @@ def test_buffers_of_sessions_become_lists_of_their_key() -> None:
     assert rows["b"]["visits"] == [1]
 
 
-def test_elements_of_lists_are_numbered_by_key() -> None:
+def test_list_elements_are_numbered_per_key_and_variable() -> None:
     """List elements without an index are numbered per key and variable in the order of rows. Timers get no number."""
     schema = VariableColumns(
         "join",

@@ -122,7 +122,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 
 @costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
-def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
+def test_sessions_equal_those_of_a_model(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Property: sessions equal the model's, with late rows, nulls, empty batches, restarts and lost executors."""
     model = Model(mode)
     delay = DELAY_MS if mode == "append" else None
@@ -151,7 +151,7 @@ def batch_of(visits: Sequence[Visit]) -> Batch:
     return Batch(rows_of(visits), codes, pa.table({"page": pages}), state, has_state, 1, 0, None, None, "visits")
 
 
-def test_times_far_apart_are_told_apart() -> None:
+def test_sessions_with_very_distant_times_stay_separate() -> None:
     """Sessions whose times are more than 2 to the 62 µs apart stay separate."""
     far = [Visit(start, 5, page, 1, None) for page in "abcde" for start in (-(2**61), 2**61, 2**61 + 5)]
     update = SessionGroups(GIVEN, "append")(batch_of(far))
@@ -162,7 +162,7 @@ def test_times_far_apart_are_told_apart() -> None:
     assert update.state.column("seconds").to_pylist() == [[1, 2]] * 5
 
 
-def test_a_column_that_is_new_begins_at_nothing() -> None:
+def test_a_new_buffer_column_has_sparks_initial_value() -> None:
     """A buffer column that is new has Spark's initial value in open sessions, also if they merge."""
     compute = SessionGroups(GIVEN, "append")
     first = compute(batch_of([Visit(0, 5, "a", 1, "x"), Visit(10, 5, "a", 2, "y"), Visit(90, 5, "a", 2, "z")]))

@@ -78,7 +78,7 @@ _BATCH = st.lists(st.one_of(_CHANGE, st.builds(Event, _KEY, st.integers(0, 2))),
 
 @costly(2)
 @given(st.booleans(), st.lists(st.tuples(_BATCH, st.sampled_from(["", "", "restart", "crash"])), max_size=5))
-def test_each_row_is_answered_with_the_last_row_of_its_key(alone: bool, batches: list[tuple[list[Row], str]]) -> None:
+def test_an_event_gets_the_last_change_of_its_key(alone: bool, batches: list[tuple[list[Row], str]]) -> None:
     """Property: an event gets the last change of its key, including changes of its own batch, in any order of rows."""
     table, spec = dict[str | None, Change](), replace(SPEC, keeps_unmatched=alone)
     with Harness(Stateful("table.k", "k", TableRows(spec)), ROWS) as query:

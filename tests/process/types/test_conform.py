@@ -81,20 +81,20 @@ def test_columns_are_matched_by_name() -> None:
         (pa.RecordBatch.from_pylist([{"a": 1}]), pa.field("a", pa.int64()), "RIFFLE-0199"),
     ],
 )
-def test_other_tables_are_refused(table: object, field: pa.Field, id: str) -> None:
+def test_tables_that_do_not_fit_the_declaration_are_refused(table: object, field: pa.Field, id: str) -> None:
     """Other columns, nulls, values that would lose digits, and objects that are not tables are refused."""
     with pytest.raises(UserFunctionError, match=rf"(?s){id}") as error:
         _conform(table, pa.schema([field]))
     assert error.value.where == "store 'totals'"
 
 
-def test_nulls_are_found_in_a_table_that_declares_that_it_has_none() -> None:
+def test_nulls_in_a_not_null_column_are_refused() -> None:
     """Nulls in a NOT NULL column are refused, although PyArrow allows them in a table of the declared schema."""
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
     with pytest.raises(UserFunctionError, match="RIFFLE-0201"):
         _conform(pa.table([pa.array([1, None])], schema=schema), schema)
 
 
-def test_rows_without_columns_are_no_output() -> None:
+def test_a_function_without_output_columns_may_return_rows() -> None:
     """A function whose output has no columns may return rows without columns."""
     assert _conform(pa.table({"a": [1, 2]}).select([]), pa.schema([])).num_rows == 0

@@ -38,26 +38,26 @@ MAP = pa.map_(
         ("a int -- one\n, /* two */ b byte", [("a", pa.int32()), ("b", pa.int8())]),
     ],
 )
-def test_a_text_is_read_as_spark_reads_it(text: str, fields: list[tuple[str, pa.DataType]]) -> None:
+def test_ddl_is_parsed_as_by_spark(text: str, fields: list[tuple[str, pa.DataType]]) -> None:
     """Columns, nested types, quoted names, comments and a single type are parsed as by Spark."""
     assert schema_of_ddl(text).equals(pa.schema(fields))
 
 
-def test_not_null_and_comments_are_understood() -> None:
+def test_not_null_and_comments_are_parsed() -> None:
     """NOT NULL makes a column non-nullable. The text of a comment is not parsed as columns."""
     schema = schema_of_ddl("a int NOT NULL COMMENT 'b long, (', c struct<d: int not null> comment \"x\"")
     assert [field.nullable for field in schema] == [False, True]
     assert not schema.field("c").type.field("d").nullable
 
 
-def test_a_text_that_cannot_be_parsed_is_refused() -> None:
+def test_ddl_that_spark_refuses_or_state_cannot_store_is_refused() -> None:
     """Texts that Spark's parser refuses, and types that state cannot store, are refused."""
     for text in ddl_texts.REFUSED + ddl_texts.REFUSED_FIRST + ddl_texts.NOT_KEPT:
         with pytest.raises(ConfigError, match="RIFFLE-0206"):
             schema_of_ddl(text)
 
 
-def test_a_refusal_points_at_the_place() -> None:
+def test_a_parse_error_marks_the_first_wrong_character() -> None:
     """The error marks the first character that does not fit."""
     with pytest.raises(ConfigError) as caught:
         schema_of_ddl("a int, b strng, c long")
@@ -113,7 +113,7 @@ def json_of(kind: object, *, nullable: bool = True, **metadata: str) -> str:
         ),
     ],
 )
-def test_the_json_of_a_schema_is_read(kind: object, expected: pa.DataType) -> None:
+def test_a_json_schema_equals_its_ddl(kind: object, expected: pa.DataType) -> None:
     """JSON of ``StructType.json()`` gives the same schema as the DDL."""
     assert schema_of_json(json_of(kind)).equals(pa.schema([("a", expected)]))
     assert not schema_of_json(json_of(kind, nullable=False)).field("a").nullable
@@ -132,13 +132,13 @@ def test_the_json_of_a_schema_is_read(kind: object, expected: pa.DataType) -> No
         '{"type": "struct", "fields": ["k"]}',
     ],
 )
-def test_json_that_cannot_be_read_is_refused(text: str) -> None:
+def test_unsupported_json_schemas_are_refused(text: str) -> None:
     """User-defined types, collations and text that is not a schema are refused."""
     with pytest.raises(ConfigError, match=r"RIFFLE-020[47]"):
         schema_of_json(text)
 
 
-def test_the_json_of_one_type_is_one_column() -> None:
+def test_the_json_of_a_single_type_is_a_column_named_value() -> None:
     """A single type is one column with Spark's name ``value``."""
     assert schema_of_json('"long"').equals(pa.schema([("value", pa.int64())]))
 

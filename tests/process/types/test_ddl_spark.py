@@ -76,7 +76,7 @@ def ours(text: str) -> pa.Schema | None:
 
 
 @pytest.mark.parametrize("drawn", [50, pytest.param(500, marks=pytest.mark.long)])
-def test_texts_mean_what_they_mean_to_spark(spark: SparkSession, drawn: int) -> None:
+def test_ddl_is_parsed_or_refused_as_by_spark(spark: SparkSession, drawn: int) -> None:
     """Every text gives PySpark's schema, as DDL and as JSON, or both parsers refuse it."""
     texts = [*ddl_texts.SIMPLE, *(f"{name} int" for name in ddl_texts.NAMES), *ddl_texts.REFUSED]
     texts += [] if ZONE else ddl_texts.REFUSED_FIRST

@@ -94,7 +94,7 @@ def stored_and_read(kind: str, value: object) -> object:
     ],
     ids=str,
 )
-def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: object, expected: object) -> None:
+def test_a_written_value_equals_the_value_that_a_store_returns(kind: str, written: object, expected: object) -> None:
     """A value that was just written equals the value that a store returns, with the same type."""
     (normalized,) = fields(kind).normalize((written,))
     assert (normalized, type(normalized)) == (expected, type(expected))
@@ -102,7 +102,7 @@ def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: 
 
 
 @pytest.mark.parametrize("value", [NOON, NOON.replace(tzinfo=timezone(timedelta(hours=5)))], ids=str)
-def test_times_are_naive_times_of_the_machine(zone: str, value: datetime) -> None:
+def test_timestamps_are_naive_local_times(zone: str, value: datetime) -> None:
     """Timestamps are naive local times, as in Spark, also in nested types. A ``timestamp_ntz`` ignores the zone."""
     local = value if value.tzinfo is None else value.astimezone().replace(tzinfo=None)
     assert fields("timestamp").normalize((value,)) == (local,)
@@ -138,14 +138,14 @@ def test_times_are_naive_times_of_the_machine(zone: str, value: datetime) -> Non
     ],
     ids=str,
 )
-def test_a_value_that_would_change_is_refused(kind: str, value: object, problem: str) -> None:
+def test_a_value_that_would_lose_digits_or_become_null_is_refused(kind: str, value: object, problem: str) -> None:
     """A value that would become null or lose digits is refused."""
     with pytest.raises(Misfit) as caught:
         fields(kind).normalize((value,))
     assert caught.value.problem == problem
 
 
-def test_a_refusal_names_the_place() -> None:
+def test_an_error_has_the_path_through_structs_and_lists() -> None:
     """The error has the path through structs and lists."""
     with pytest.raises(Misfit) as caught:
         fields("struct<x:array<int>>").normalize((([1, "two"],),))
@@ -158,7 +158,7 @@ def test_a_refusal_names_the_place() -> None:
     [[7, 8], np.array([7, 8]), pd.Series([7, 8]), {7: 1, 8: 2}, iter([7, 8])],
     ids=lambda values: type(values).__name__,
 )
-def test_every_iterable_is_a_tuple(values: object) -> None:
+def test_any_iterable_is_accepted_as_a_tuple(values: object) -> None:
     """Any iterable is accepted as a tuple, as in Spark. A dictionary gives its keys, and a string its letters."""
     assert Fields(schema_of_ddl("a int, b int")).normalize(values) == (7, 8)
     assert Fields(schema_of_ddl("k string")).normalize("a") == ("a",)
@@ -176,7 +176,7 @@ def test_a_row_of_another_size_is_refused(values: object) -> None:
         Fields(schema_of_ddl("a int, b int")).normalize(values)
 
 
-def test_known_shapes_are_still_checked() -> None:
+def test_values_with_a_known_shape_are_still_checked() -> None:
     """A value with an accepted shape does not let other classes or nulls pass later."""
     row = Fields(schema_of_ddl("a int, b string not null"))
     assert row.normalize((1, "x")) == row.normalize((1, "x")) == (1, "x")
@@ -206,7 +206,7 @@ def test_values_that_are_converted_are_converted_each_time() -> None:
         assert moved.tzinfo is None
 
 
-def test_a_number_that_is_out_of_range_is_told_with_its_field() -> None:
+def test_an_integer_out_of_range_is_refused_with_its_field() -> None:
     """An integer out of range raises an error with its field when the columns are built."""
     of = Fields(schema_of_ddl("a int, n byte"))
     rows = [of.normalize((1, 5)), of.normalize((2, 5000)) if of.normalize((0, 0)) else ()]
@@ -222,7 +222,7 @@ def test_types_that_spark_does_not_have_are_refused() -> None:
 
 
 @given(st.data())
-def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> None:
+def test_fast_lists_of_values_equal_to_pylist(data: st.DataObject) -> None:
     """Property: the fast path for dates and times equals ``to_pylist``, with slices and nulls."""
     kinds = [
         pa.date32(),

@@ -40,7 +40,7 @@ KEPT += [(name, set(POSITIONS)) for name in ("decimal(38,18)", "interval hour to
 
 
 @pytest.mark.parametrize(("kind", "positions"), KEPT)
-def test_a_type_is_kept_or_refused_by_position(kind: object, positions: set[str]) -> None:
+def test_a_type_is_stored_or_refused_depending_on_its_use(kind: object, positions: set[str]) -> None:
     """Each type is accepted or refused per use of the column. The error has the column and a remedy."""
     columns: list[dict[str, object]] = [{"name": "n", "type": "long"}, {"name": "c", "type": kind, "metadata": {}}]
     for position in POSITIONS:
@@ -54,7 +54,7 @@ def test_a_type_is_kept_or_refused_by_position(kind: object, positions: set[str]
 
 
 @pytest.mark.parametrize("collations", [{"c": "spark.UTF8_LCASE"}, {"c.element": "icu.UNICODE"}])
-def test_a_collation_in_the_metadata_of_a_field_is_found(collations: dict[str, str]) -> None:
+def test_a_key_with_a_collation_in_its_metadata_is_refused(collations: dict[str, str]) -> None:
     """A collation in the metadata of a field, where Spark stores it, makes the column refused as a key."""
     column = {"name": "c", "type": "string", "metadata": {"__COLLATIONS": collations}}
     check_columns([column], "value")
@@ -62,7 +62,7 @@ def test_a_collation_in_the_metadata_of_a_field_is_found(collations: dict[str, s
         check_columns([column], "key")
 
 
-def test_the_path_names_the_part_that_cannot_be_kept() -> None:
+def test_the_error_has_the_path_of_the_type_that_cannot_be_stored() -> None:
     """The error's path has elements, keys, values and fields, and the user's name of an internal column."""
     inner = {"type": "map", "keyType": "string", "valueType": MONTHS, "valueContainsNull": True}
     fields = [{"name": "f", "type": {"type": "array", "elementType": inner, "containsNull": True}}]

@@ -47,8 +47,8 @@ def of_ui(spark: SparkSession, query: StreamingQuery) -> list[dict[str, Any]]:
     context._jsc.sc().listenerBus().waitUntilEmpty(WAIT_MS)
     ui = context._jvm.org.apache.spark.sql.execution.ui  # private: Spark has no other access to the store of its UI
     queries = ui.StreamingQueryStatusStore(context._jsc.sc().statusStore().store()).allQueryUIData()
-    found = [queries.apply(place) for place in range(queries.size())]
-    (shown,) = [each for each in found if each.summary().runId() == str(query.runId)]
+    shown_queries = [queries.apply(place) for place in range(queries.size())]
+    (shown,) = [each for each in shown_queries if each.summary().runId() == str(query.runId)]
     return [json.loads(progress.json()) for progress in shown.recentProgress()]
 
 
