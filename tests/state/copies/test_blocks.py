@@ -70,7 +70,7 @@ HISTORIES = st.lists(
 
 @pytest.mark.parametrize("schema", [PAIRS, UNTIL], ids=["values", "times"])
 @given(history=HISTORIES, alone=st.sets(st.integers(0, 4)), first=st.tuples(*[st.integers(0, 9)] * len(GROUPS)))
-def test_blocks_are_searched_and_merged_like_parts(
+def test_blocks_and_parts_return_the_same_rows(
     schema: PlainColumns, history: list[Changes], alone: set[int], first: tuple[int, ...]
 ) -> None:
     """Lookups and merges return the same rows whether changes are stored as blocks or as parts, at any depth of a
@@ -126,7 +126,7 @@ def test_blocks_are_searched_and_merged_like_parts(
 
 @pytest.mark.parametrize("schema", [PAIRS, UNTIL], ids=["values", "times"])
 @given(changes=st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.integers(0, 9)), min_size=1, max_size=5))
-def test_parts_that_are_encoded_together_are_as_if_encoded_alone(
+def test_parts_encoded_together_equal_parts_encoded_alone(
     schema: PlainColumns, changes: list[dict[Key, int | None]]
 ) -> None:
     """Parts that are encoded together equal parts encoded alone, also if they are empty or have no due rows."""
@@ -165,7 +165,7 @@ def test_small_parts_are_stored_as_a_block(rows: int, *, is_block: bool) -> None
     assert part_codec.open_block(block, "").num_rows == 8 * rows
 
 
-def test_hashes_that_differ_in_their_last_bits_only_are_told_apart() -> None:
+def test_a_block_distinguishes_hashes_that_differ_in_the_low_bits() -> None:
     """A block distinguishes hashes that differ only in the low bits, which the search replaces by the key-group's
     number.
     """
@@ -203,14 +203,16 @@ def written(tmp_path: Path) -> tuple[PartFiles, dict[int, StackedPart], Path]:
     return PartFiles(tmp_path), parts, path
 
 
-def test_a_block_is_read_by_key_group(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
+def test_a_block_returns_only_rows_of_the_requested_key_group(
+    written: tuple[PartFiles, dict[int, StackedPart], Path],
+) -> None:
     """A read of one key-group returns only the rows of that key-group, which may be none."""
     files, parts, _ = written
     values = {kg: [run.rows["v"].to_pylist() for run in files.read_runs(part, PAIRS, kg)] for kg, part in parts.items()}
     assert values in ({3: [[None, "1"]], 7: [], 8: [["5"]]}, {3: [["1", None]], 7: [], 8: [["5"]]})
 
 
-def test_a_damaged_block_is_never_read(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
+def test_a_damaged_block_file_raises_damaged_copy(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
     """A changed byte or a truncation anywhere in a block file raises DamagedCopy, and a scrub finds it too."""
     files, parts, path = written
     data = path.read_bytes()
@@ -229,7 +231,7 @@ def test_a_damaged_block_is_never_read(written: tuple[PartFiles, dict[int, Stack
 
 
 @pytest.mark.parametrize(("key_group", "rows"), [(4, 2), (3, 1)])
-def test_a_block_without_the_rows_of_a_list_is_damaged(
+def test_a_block_that_lacks_listed_rows_is_damaged(
     written: tuple[PartFiles, dict[int, StackedPart], Path], key_group: int, rows: int
 ) -> None:
     """A block that lacks the key-group or the row count that a stack lists is damaged, not empty."""
@@ -239,7 +241,7 @@ def test_a_block_without_the_rows_of_a_list_is_damaged(
 
 
 @pytest.mark.parametrize("edit", [(0, 1, 1), (1, 0, 3), (0, 2, 9), (2, 2, 1)])
-def test_an_index_that_does_not_fit_is_refused(
+def test_an_inconsistent_block_index_is_refused(
     written: tuple[PartFiles, dict[int, StackedPart], Path], edit: tuple[int, int, int]
 ) -> None:
     """An index with overlapping or incomplete ranges, unsorted key-groups or too many rows is refused."""

@@ -19,7 +19,7 @@ from tests.kit.state.stack_changes import another_process, head_of, journals_in,
 KEY_GROUPS = range(20)
 
 
-def test_a_crash_at_any_byte_of_an_append_leaves_the_former_stacks(tmp_path: Path) -> None:
+def test_a_crash_at_any_byte_of_an_append_keeps_the_former_stacks(tmp_path: Path) -> None:
     """The next process reads the former stacks, and a change that it makes can be read again."""
     assert Stacks(tmp_path, "totals").replace_many({n: (None, stack_of(1, n)) for n in (1, 2)})
     (journal,) = journals_in(tmp_path)
@@ -50,7 +50,7 @@ def write_until_killed(folder: Path) -> None:
         stacks.refresh()
 
 
-def test_processes_killed_at_any_time_leave_all_stacks_of_one_change(
+def test_racing_processes_that_are_killed_leave_no_partial_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two racing processes that are killed lose no committed change and leave no partial one."""

@@ -45,7 +45,7 @@ def sharing(key: Key, a: int) -> Key:
 TWINS = [(1, 10), sharing((1, 10), 2), sharing((1, 10), 3), (1, 11), sharing((1, 11), 2), (5, 5)]
 
 
-def test_the_twins_share_a_hash() -> None:
+def test_the_keys_of_these_tests_share_hashes() -> None:
     """The constructed keys share hashes, which the other tests of this file rely on."""
     hashes = hashes_of(TWINS).tolist()
     assert hashes[0] == hashes[1] == hashes[2]
@@ -89,7 +89,7 @@ def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]
 
 @pytest.mark.parametrize("bottom", [False, True])
 @given(CHANGES)
-def test_merged_runs_hold_what_the_runs_held(bottom: bool, history: list[dict[Key, str | None]]) -> None:
+def test_a_merge_keeps_the_newest_row_per_key(bottom: bool, history: list[dict[Key, str | None]]) -> None:
     """A merge keeps the newest row per key, ordered by hash and key, and drops deleted keys at a stack's bottom."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
     table = merge_runs(runs, ["a", "b"], PAIRS.row_schema, bottom=bottom)
@@ -124,7 +124,9 @@ def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
 @given(
     st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.integers(0, 9)), max_size=5), st.integers(-1, 10)
 )
-def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | None]], first_ms: int) -> None:
+def test_expired_rows_are_not_found_and_still_hide_older_rows(
+    history: list[dict[Key, int | None]], first_ms: int
+) -> None:
     """Rows that expired before the timer are not found, not merged at the bottom, and still hide older rows below."""
     runs = [run for changes in reversed(history) for run in dated(changes, first_ms)]
     newest: dict[Key, int | None] = {}
@@ -149,7 +151,7 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
     assert found.tolist() == [key in living or key not in newest for key in asked]
 
 
-def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
+def test_the_timer_of_an_entry_applies_to_copies_at_its_head_only() -> None:
     """The timer of an entry applies to copies at its head only, because an older copy still has rows that expired
     since.
     """
@@ -159,7 +161,7 @@ def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
     assert timer_at_head(Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),)), Head(3, "1-a")) is None
 
 
-def test_nulls_zeros_and_nans_are_the_keys_that_they_are_to_spark() -> None:
+def test_nulls_zeros_and_nans_compare_as_in_spark() -> None:
     """Keys compare as in Spark: NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0."""
     left = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
     right = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})

@@ -222,7 +222,7 @@ STEPS = st.lists(st.one_of(deltas(), deltas(), st.sampled_from(["bring", "follow
 
 @costly(2)
 @given(STEPS)
-def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
+def test_merged_and_restored_copies_equal_a_dictionary(steps: list[object]) -> None:
     """Copies that merge deltas, copies that upkeep brings and restored copies all equal a dictionary."""
     log = Log()
     with tempfile.TemporaryDirectory() as folder:
@@ -317,7 +317,7 @@ def run_of(*changes: Change, schema: VariableColumns = SCHEMA) -> tuple[Run, ...
     return element_runs(schema.sealed(table_of(schema, [row_of(change) for change in changes], delta=True)), schema)
 
 
-def test_what_is_due_later_or_never_is_not_due() -> None:
+def test_due_times_compare_as_numbers_and_rows_without_one_are_never_due() -> None:
     """Due times compare as numbers, also before 1970, and a row without a time is never due."""
     runs = run_of(*(Change((str(due), 1), "total", "", 1, due) for due in (-3, -1, 0, 1, 300, None)))
     reading = CopyRuns(runs).open_reading(SCHEMA, SCHEMA.key.empty_table())
@@ -326,7 +326,7 @@ def test_what_is_due_later_or_never_is_not_due() -> None:
         assert found == [due for due in (-3, -1, 0, 1, 300) if due <= until]
 
 
-def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_map_keys_that_share_a_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, and keys of maps, that share a hash are distinguished after puts, clears, deletes and merges."""
     monkeypatch.setattr(variables, "key_hashes", lambda columns: np.zeros(len(columns[0]), np.uint64))
     monkeypatch.setattr(variable_kinds, "hash_bytes", lambda _data, starts, *_: np.zeros(len(starts), np.uint64))
@@ -350,7 +350,7 @@ def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.Monkey
         check(log, log.brought(member(Path(path) / "other")))
 
 
-def test_what_is_merged_of_packed_deltas_is_plain(tmp_path: Path) -> None:
+def test_merged_deltas_are_stored_unpacked(tmp_path: Path) -> None:
     """Merged deltas are stored unpacked, so that a large one can be mapped."""
     log, folder, seen = Log(), member(tmp_path), set()
     for version in range(12):
@@ -369,6 +369,6 @@ def is_plain(folder: Folder, part: StackedPart) -> bool:
     return len(data) > part_codec.open_part(data, part.file).nbytes
 
 
-def test_nothing_is_in_a_reading_of_no_copy() -> None:
+def test_a_key_group_without_a_copy_reads_as_empty() -> None:
     """A key-group without a copy reads like an empty one."""
     check_reading((), {}, [("a", 1)])

@@ -33,7 +33,7 @@ def test_generated_values_are_sealed_and_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [LATIN, NO_DECIMAL, NO_TIME, NO_DAY], ids=["text", "decimal", "time", "day"])
-def test_a_part_holds_values_that_their_type_does_not_have(values: pa.Array) -> None:
+def test_a_part_keeps_the_bytes_of_invalid_values(values: pa.Array) -> None:
     """A part keeps the bytes of invalid values, alone and in structs, lists and maps."""
     with pytest.raises(pa.ArrowInvalid):
         values.validate(full=True)
@@ -47,7 +47,7 @@ def test_a_part_holds_values_that_their_type_does_not_have(values: pa.Array) -> 
     assert [raw_values(column) for column in found.columns] == [raw_values(column) for column in table.columns]
 
 
-def test_offsets_are_checked_of_text_that_is_not() -> None:
+def test_offsets_of_text_are_checked_although_its_bytes_are_not() -> None:
     """Offsets, lengths and NULL counts of text are checked, although the text itself may be any bytes."""
     ends = pa.array([0, 9, 4], pa.int32()).buffers()[1]
     text = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"caf\xe9")])
@@ -64,7 +64,7 @@ def test_offsets_are_checked_of_text_that_is_not() -> None:
             part_codec.decode(data, part_codec.checksum(data), "part")
 
 
-def test_columns_without_a_type_stay_what_they_are() -> None:
+def test_a_null_type_column_is_read_only_as_a_null_type_column() -> None:
     """A column without a type can be read only as a column without a type."""
     void, number = (pa.schema([("v", kind)]) for kind in (pa.null(), pa.int64()))
     nested = pa.schema([("v", pa.struct([("n", pa.list_(pa.null()))]))])
@@ -74,7 +74,7 @@ def test_columns_without_a_type_stay_what_they_are() -> None:
     assert not can_become(number, void)
 
 
-def test_state_with_odd_values_goes_on_after_everything_local_is_lost() -> None:
+def test_state_with_odd_values_survives_the_loss_of_all_copies() -> None:
     """Text that is not UTF-8, NULL structs of NOT NULL fields and columns without a type survive the loss of all
     copies.
     """
@@ -117,7 +117,7 @@ def growing(values: pa.ChunkedArray) -> Harness:
 
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.struct([])], ids=str)
-def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.DataType) -> None:
+def test_a_batch_with_two_million_elements_without_bytes_is_refused(kind: pa.DataType) -> None:
     """A batch that stores two million elements without bytes is refused and commits nothing; one million is allowed."""
     rows = [{"k": 1}]
     with growing(pa.chunked_array([nothing_but_elements(1 << 21, kind)])) as query:
@@ -131,7 +131,7 @@ def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.
         assert query.table().num_rows == 1
 
 
-def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
+def test_a_column_with_more_than_2_31_elements_is_refused() -> None:
     """A column with more than 2**31 elements is refused with riffle's error, and nothing is committed."""
     values = pa.chunked_array([nothing_but_elements(1 << 30)] * 3)
     with growing(values) as query:
@@ -140,7 +140,7 @@ def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
         assert query.table().num_rows == 0
 
 
-def test_rows_are_shown_that_python_cannot_have() -> None:
+def test_undecodable_text_and_out_of_range_times_are_shown() -> None:
     """Undecodable text is shown as Spark's ``collect`` shows it, and times out of Python's range as their numbers."""
     late = pa.array([1 << 62], pa.int64()).view(pa.timestamp("us"))
     table = pa.table({"t": LATIN.slice(0, 1), "l": pa.array([["a"]]), "at": late, "b": pa.array([b"\xff"])})
