@@ -71,7 +71,7 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged_rows, "_WINDOW_ROWS_MIN", 1)
 
 
-def test_empty_texts_are_read_by_ranges() -> None:
+def test_empty_texts_are_read_in_ranges() -> None:
     """Empty texts are read in ranges, although Arrow stores no bytes for them."""
     store, snapshot, sealed = stored(pa.table({"k": [0, 1], "v": ["", ""]}))
     rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, sealed.column("__hash").to_numpy())
@@ -80,7 +80,7 @@ def test_empty_texts_are_read_by_ranges() -> None:
 
 
 @given(tables(), st.data())
-def test_rows_by_ranges_are_those_of_the_whole(table: pa.Table, data: st.DataObject) -> None:
+def test_rows_read_in_ranges_equal_those_of_the_whole_snapshot(table: pa.Table, data: st.DataObject) -> None:
     """Rows that are read in ranges equal those of the whole snapshot, and absent hashes give no row."""
     store, snapshot, sealed = stored(table)
     hashes = sealed.column("__hash").to_numpy()
@@ -100,7 +100,7 @@ def test_rows_by_ranges_are_those_of_the_whole(table: pa.Table, data: st.DataObj
 
 
 @given(tables())
-def test_rows_differ_if_their_values_do(table: pa.Table) -> None:
+def test_rows_differ_exactly_if_their_values_differ(table: pa.Table) -> None:
     """Rows differ exactly if their values do, compared with the same rows and with rows in another order."""
     count = table.num_rows
     assert not mask_differing_rows(
@@ -154,7 +154,7 @@ def test_keys_of_a_large_snapshot_take_three_rounds_of_requests(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("first", "last", "place"), [(100, 999, 200), (0, 899, 800), (0, 999, 500)])
-def test_a_window_that_is_full_of_one_hash_is_widened(first: int, last: int, place: int) -> None:
+def test_a_window_is_widened_until_it_has_all_rows_of_a_hash(first: int, last: int, place: int) -> None:
     """If many rows share a hash, the window is widened until it has all of them and no others."""
     count = 1000
     shared_hash = place * 2**64 // count
@@ -168,7 +168,7 @@ def test_a_window_that_is_full_of_one_hash_is_widened(first: int, last: int, pla
     assert rows.num_rows == last + 1 - first
 
 
-def test_offsets_that_lead_out_of_a_column_are_damage() -> None:
+def test_offsets_that_lead_out_of_a_column_are_refused() -> None:
     """Offsets that lead out of a column are refused, because a ranged read cannot verify the object's checksum."""
     table = pa.table({"k": pa.array([7]), "t": pa.array(["abc" * 9])})
     store, snapshot, sealed = stored(table)

@@ -109,7 +109,7 @@ def content_of(rows: list[dict[str, Any]]) -> Content:
 
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
-def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], seed: int) -> None:
+def test_each_retained_batch_equals_the_model(steps: list[Step], seed: int) -> None:
     """Each retained batch of both stores equals the model, as a whole and by key, and other batches are refused."""
     with past(steps, seed) as (query, root):
         for version, state in enumerate(query.states):
@@ -128,7 +128,7 @@ def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], see
 
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
-def test_differences_lead_from_each_state_to_the_next(steps: list[Step], seed: int) -> None:
+def test_differences_lead_from_one_batch_to_the_next(steps: list[Step], seed: int) -> None:
     """Differences between two batches lead from the first state to the second and contain no unchanged row."""
     with past(steps, seed) as (query, root):
         pairs = [*pairwise(range(len(query.states))), (0, len(query.states) - 1), (len(query.states) - 1, 0)]
