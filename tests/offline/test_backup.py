@@ -63,7 +63,7 @@ def copied(query: Query, to: Path, *, log_first: bool) -> None:
 
 
 @pytest.mark.parametrize("log_first", [True, False])
-def test_a_backup_is_whole_if_the_log_was_copied_first_and_the_checkpoint_last(tmp_path: Path, log_first: bool) -> None:
+def test_a_backup_is_complete_if_the_log_is_copied_before_the_objects(tmp_path: Path, log_first: bool) -> None:
     """A backup is complete if the log is copied before the objects, because a record lists only objects that exist."""
     query = Query(tmp_path / "first")
     query.run(BEFORE)

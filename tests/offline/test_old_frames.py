@@ -69,7 +69,7 @@ def test_old_frames_are_read_and_new_ones_are_written(tmp_path: Path, *, copies:
     query.check()
 
 
-def test_a_rewrite_leaves_no_old_frame(tmp_path: Path) -> None:
+def test_a_key_rewrite_leaves_no_old_frame(tmp_path: Path) -> None:
     """`riffle keys --rewrite` leaves only new frames and counts old ones separately, and `riffle verify` succeeds."""
     query = OldQuery(tmp_path, copies=True)
     assert "whole" in query.riffle("verify", query.root)

@@ -68,7 +68,7 @@ def refusal_of(world: World, version: int) -> RiffleError | None:
     return None
 
 
-def test_a_whole_root_is_whole(kept: World) -> None:
+def test_an_undamaged_root_gives_no_finding(kept: World) -> None:
     """An undamaged root gives no finding, and `verify` reads all objects and changes none."""
     before = files_of(root_of(kept).parent)
     found = verify(kept.home.root, checkpoint_of(kept))
@@ -95,7 +95,9 @@ def test_a_whole_root_is_whole(kept: World) -> None:
     ],
 )
 @pytest.mark.sample(step=2)
-def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind: str, way: str) -> None:
+def test_verify_names_a_damaged_object_and_a_remedy_that_works(
+    kept: World, stock: tuple[Path, Path], kind: str, way: str
+) -> None:
     """`verify` names a damaged object and its effect, and the query is correct or refused with a remedy that works."""
     name, is_unread = object_of(kept, kind), kind == "record between" and way != "missing"
     newest = newest_without(kept, name)
@@ -131,7 +133,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     assert kept.state("totals") == held_at(newest, 100)
 
 
-def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
+def test_verify_finds_missing_objects_of_each_store(tmp_path: Path) -> None:
     """`verify` finds each missing object of a query with two stores."""
     query = World(tmp_path / "local", operators=two_stores(), snapshot_chain_links=2, retained_versions=100)
     for version in range(4):
@@ -157,7 +159,7 @@ def leads_to_whole_state(world: World, target: int) -> bool:
     return not any(finding.level == "state" for finding in verify(world.home.root, checkpoint_of(world)).findings)
 
 
-def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: World) -> None:
+def test_a_record_far_beyond_the_log_blocks_rollbacks_until_removed(kept: World) -> None:
     """A record with a number far beyond the log is the only finding, and no rollback works until it is removed."""
     far = root_of(kept) / paths.record_name(10**20 - 1)
     shutil.copy(root_of(kept) / paths.record_name(0), far)
@@ -179,7 +181,7 @@ def check_takes_over(remedy: str) -> None:
     assert "startingOffsets" in remedy
 
 
-def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
+def test_a_lost_or_new_checkpoint_is_reported_with_adoption_steps(kept: World) -> None:
     """A lost or new checkpoint is reported with the steps to adopt the state, and these work."""
     shutil.rmtree(checkpoint_of(kept))
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
@@ -199,7 +201,7 @@ def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
     assert kept.state("totals") == held_at(BATCHES - 1, 100)
 
 
-def test_a_root_that_is_gone(kept: World) -> None:
+def test_a_lost_root_is_reported_with_the_command_to_start_empty(kept: World) -> None:
     """A lost root is reported with the command to start without state, and this works."""
     shutil.rmtree(root_of(kept))
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
@@ -214,7 +216,7 @@ def test_a_root_that_is_gone(kept: World) -> None:
     assert kept.state("totals") == held_at(-1, 100)
 
 
-def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) -> None:
+def test_objects_without_a_log_are_reported(kept: World, tmp_path: Path) -> None:
     """Objects without a log are reported, and starting without state works after they are moved away."""
     shutil.rmtree(root_of(kept) / "log")
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
@@ -228,7 +230,7 @@ def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("older", ["state", "checkpoint"])
-def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
+def test_state_and_checkpoint_of_different_batches_are_reported(kept: World, older: str) -> None:
     """State and checkpoint of different batches are reported, and a rollback makes them agree."""
     at = BATCHES - 4
     if older == "state":
@@ -249,7 +251,9 @@ def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
 
 
 @pytest.mark.parametrize("change", [flipped, newer])
-def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+def test_damaged_undelivered_output_is_found_and_not_delivered(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
     """Damaged output that is not delivered yet is found, and the driver does not deliver it."""
     world = world_of(tmp_path, deliver_after_commit=True)
     for version in range(3):
@@ -276,7 +280,7 @@ def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Ca
     assert [rows.to_pylist() for rows in other.sinks["totals"].by_id.values()] == [[{"k": "a", "count": 4, "total": 6}]]
 
 
-def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
+def test_verify_names_damage_of_an_encrypted_root(tmp_path: Path) -> None:
     """Damage of an encrypted root is named for each kind of part, and missing keys are reported with counts."""
     (tmp_path / "keys").write_text(f"a = {'A' * 43}=\n")
     setting = f"file:{tmp_path}/keys"
@@ -311,7 +315,7 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])
-def test_records_that_a_lifecycle_rule_took_from_below_are_told(
+def test_missing_old_records_are_reported_with_what_they_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int, level: str
 ) -> None:
     """Missing old records that are promised harm a rollback, and a missing full record of the newest one harms the
@@ -329,7 +333,7 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
+def test_records_with_low_or_far_numbers_are_reported(tmp_path: Path) -> None:
     """A record that reappears below the log is a note, and a record with a far number is damage."""
     world = World(tmp_path, operators=[totals()], retained_versions=2)
     for version in range(12):
@@ -349,7 +353,7 @@ def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     assert len(found) < 300
 
 
-def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tmp_path: Path) -> None:
+def test_a_record_with_a_far_promise_is_reported_without_enumeration(tmp_path: Path) -> None:
     """A record that promises records far before it is reported without enumerating all of them."""
     world = World(tmp_path)
     world.batch(0, one(1))
@@ -365,7 +369,7 @@ def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tm
         assert len(found.findings) < 200
 
 
-def test_a_folder_of_other_files_is_no_root(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_reported_as_no_root(tmp_path: Path) -> None:
     """A folder with other files is reported once as no riffle root."""
     for number in range(9):
         (tmp_path / f"report-{number}.csv").write_text("1,2\n")
@@ -373,7 +377,7 @@ def test_a_folder_of_other_files_is_no_root(tmp_path: Path) -> None:
     assert (found.exit_code, found.output.count("not a riffle root"), found.output.count(".csv")) == (1, 1, 0)
 
 
-def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> None:
+def test_verify_decodes_parts_whose_checksum_is_right(kept: World) -> None:
     """`verify` decodes a part even if its checksum is right, and finds rows that the log does not list."""
     log = kept.log()
     (store, key_group), entry = next((a, e) for a, e in log.manifest.entries.items() if e.snapshot)
@@ -390,7 +394,7 @@ def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> Non
         assert [f.where for f in verify(kept.home.root).findings if f.level == "state"] == [name]
 
 
-def test_the_command_ends_with_1_where_something_is_wrong(kept: World) -> None:
+def test_the_verify_command_exits_with_1_if_it_finds_damage(kept: World) -> None:
     """The command exits with 1 if it finds damage, and its text and JSON name the object."""
     arguments = ["verify", kept.home.root, "--checkpoint", checkpoint_of(kept)]
     done = CliRunner().invoke(main, arguments)
@@ -414,7 +418,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
-def test_wrong_flags_harm_nothing(kept: World, words: list[str]) -> None:
+def test_wrong_arguments_change_no_file(kept: World, words: list[str]) -> None:
     """Wrong arguments change no file and give an exit code other than 0, even with ``--execute``."""
     before = files_of(root_of(kept).parent)
     arguments: list[str] = []
