@@ -60,9 +60,9 @@ def test_each_warning_of_the_assignor_is_shown_once(world: Path) -> None:
     """Each warning of the assignor is shown once, with its policy in the text."""
     world.write_text(json.dumps({**WORLD, "config": {"assignor": "os.path.join", "include": {"rack": "zz"}}}))
     printed = [line for line in _run("simulate", world, "--policy", "riffle").stdout.splitlines() if "warning" in line]
-    found = json.loads(_run("simulate", world, "--policy", "riffle", "--json").stdout)["warnings"]
-    assert printed == [f"warning of riffle: {each}" for each in found]
-    assert len(set(found)) == len(found) > 1
+    warnings = json.loads(_run("simulate", world, "--policy", "riffle", "--json").stdout)["warnings"]
+    assert printed == [f"warning of riffle: {each}" for each in warnings]
+    assert len(set(warnings)) == len(warnings) > 1
 
 
 def test_invalid_options_are_refused_before_the_world_is_played(world: Path) -> None:
@@ -101,8 +101,8 @@ def test_the_help_and_the_page_name_every_world_that_is_shipped() -> None:
 def test_capacity_prints_text_or_json_and_warns_of_few_key_groups() -> None:
     """`riffle capacity` prints text or JSON, and warns if there are too few key-groups for the workers."""
     arguments = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
-    found = json.loads(_run(*arguments, "--json").stdout)
-    assert (found["total_workers"], found["num_boxes"]) == (112, 28)
+    capacity = json.loads(_run(*arguments, "--json").stdout)
+    assert (capacity["total_workers"], capacity["num_boxes"]) == (112, 28)
     text = _run(*arguments).output
     assert "total_workers" in text
     assert "128 key-groups cannot be balanced over 112 slots" in text

@@ -126,12 +126,14 @@ def test_state_can_be_forked_after_a_purge(tmp_path: Path, world: World) -> None
     check_continues(adopted(tmp_path, new_root, 7), state | {"k1": (0, 0)})
 
 
-@pytest.mark.parametrize("at", [6, "record:8"])
+@pytest.mark.parametrize("target", [6, "record:8"])
 @pytest.mark.sample("record:8")
-def test_a_retained_batch_or_record_can_be_forked(tmp_path: Path, world: World, states: States, at: int | str) -> None:
+def test_a_retained_batch_or_record_can_be_forked(
+    tmp_path: Path, world: World, states: States, target: int | str
+) -> None:
     """A fork accepts the same batches and records as a rollback."""
     new_root = f"memory://{uuid.uuid4().hex}"
-    version = fork(world.home.root, new_root, at, execute=True).version
+    version = fork(world.home.root, new_root, target, execute=True).version
     check_continues(adopted(tmp_path, new_root, version), states[version])
 
 

@@ -21,10 +21,10 @@ BATCHES = 4
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """Return a query that has run some batches, with its root in memory."""
-    found = World(tmp_path, retained_versions=50)
+    world = World(tmp_path, retained_versions=50)
     for version in range(BATCHES):
-        found.batch(version, one(version))
-    return found
+        world.batch(version, one(version))
+    return world
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ def test_a_root_restored_from_before_a_rollback_is_refused_with_a_remedy(world: 
     world.memory.delete(world.memory.list(""))
     for name, data in backup.items():
         world.memory.put_if_absent(name, data)
-    (found,) = verify(world.home.root, str(checkpoint)).findings
-    assert (found.level, found.where) == ("state", str(checkpoint))
+    (finding,) = verify(world.home.root, str(checkpoint)).findings
+    assert (finding.level, finding.where) == ("state", str(checkpoint))
     world.start()
     with pytest.raises(ConflictError, match="RIFFLE-0211") as refused:
         world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
-    led = [command[-2] for command in printed(found.remedy) + printed(refused.value.remedy)]
+    led = [command[-2] for command in printed(finding.remedy) + printed(refused.value.remedy)]
     assert led == ["3", "3"]
     rollback(world.home.root, 3, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
@@ -93,7 +93,7 @@ def test_concurrent_rollbacks_end_in_one_history_or_are_refused(
 
     monkeypatch.setattr(Checkpoint, "restore", last)
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
-    assert [found.level for found in verify(world.home.root, str(checkpoint)).findings] == ["state"]
+    assert [finding.level for finding in verify(world.home.root, str(checkpoint)).findings] == ["state"]
     world.start()
     with pytest.raises(ConflictError, match="RIFFLE-0211"):
         world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
@@ -108,8 +108,8 @@ def test_commits_of_batches_without_offsets_are_ignored(world: World, checkpoint
     for version in range(2, BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
     assert Checkpoint(str(checkpoint)).next_batch() == 1
-    (found,) = verify(world.home.root, str(checkpoint)).findings
-    ((*_, to, _),) = printed(found.remedy)
+    (finding,) = verify(world.home.root, str(checkpoint)).findings
+    ((*_, to, _),) = printed(finding.remedy)
     rollback(world.home.root, to, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
     assert Checkpoint(str(checkpoint)).next_batch() == 1

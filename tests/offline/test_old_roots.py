@@ -73,11 +73,11 @@ def test_state_with_bounded_text_is_continued_with_string(tmp_path: Path, copies
     with pytest.raises(PySparkRuntimeError, match="Declare a plain STRING"):
         bounded_text_query.feed(tmp_path, "varchar(5)")
     keys = bounded_text_query.KEYS
-    kept = bounded_text_query.feed(tmp_path, "string")
-    assert kept == {key: f"{key}0 ['{key}0'] [('{key}0', '{key}0')]" for key in keys}
-    kept = bounded_text_query.feed(tmp_path, "string")
+    state = bounded_text_query.feed(tmp_path, "string")
+    assert state == {key: f"{key}0 ['{key}0'] [('{key}0', '{key}0')]" for key in keys}
+    state = bounded_text_query.feed(tmp_path, "string")
     texts = {key: [f"{key}0", f"{key}1"] for key in keys}
-    assert kept == {key: f"{key}1 {texts[key]} {[(text, text) for text in texts[key]]}" for key in keys}
+    assert state == {key: f"{key}1 {texts[key]} {[(text, text) for text in texts[key]]}" for key in keys}
 
 
 def test_first_format_copies_for_another_declaration_are_not_reused(old: OldRoot, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_first_format_copies_for_another_declaration_are_not_reused(old: OldRoot
             changed = replace(left, variables=(*left.variables, other))
             after = schema_of_text(store, make_recorded_text(without, changed, tail.epoch + 2))
             for place in (folder, tmp_path / f"{store}{number} anew"):
-                found = keeper(place, after).read_tables(entries).values()
-                assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in found]).to_pylist()
+                tables_after = keeper(place, after).read_tables(entries).values()
+                assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in tables_after]).to_pylist()
     assert unpacked
 
 

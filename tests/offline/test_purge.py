@@ -109,7 +109,7 @@ def test_a_purge_removes_a_thousand_ids_from_objects_and_local_files(kind: str, 
         open_store(query.root).put_if_absent(paths.delta_name(2, f"1-{'0' * 32}"), b"orphan" + gone[0])
         assert {name.split("/")[0] for name in objects_with(query, gone)} == {"delta", store}
         assert files_with(query, gone)
-        kept = [row for row in readable(query) if row["id"] not in set(gone)]
+        remaining = [row for row in readable(query) if row["id"] not in set(gone)]
         pq.write_table(pa.table({"id": gone}), tmp_path / "keys.parquet")
         choice = KeyChoice(file=tmp_path / "keys.parquet")
         dry = purge_keys(query.root, store, choice, WHY, local_dir=local_dir(query))
@@ -119,7 +119,7 @@ def test_a_purge_removes_a_thousand_ids_from_objects_and_local_files(kind: str, 
         assert not any("NOT REMOVED:" in step for step in plan.steps)
         assert objects_with(query, gone) == set()
         assert files_with(query, gone) == set()
-        assert sorted(readable(query), key=repr) == sorted(kept, key=repr)
+        assert sorted(readable(query), key=repr) == sorted(remaining, key=repr)
         tail = tail_of(query)
         assert (tail.promised, tail.purged, tail.outputs) == (tail.sequence, tail.sequence, ())
         assert tail.edit["keys"] == 1_000

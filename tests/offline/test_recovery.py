@@ -395,8 +395,8 @@ def test_an_unreachable_checkpoint_or_store_exits_with_code_3(
 def test_a_checkpoint_path_is_used_literally_as_in_spark(checkpoint: Path, name: str, form: str) -> None:
     """A checkpoint path is used literally as in Spark, whatever its characters mean in a URI."""
     folder = checkpoint.rename(checkpoint.with_name(name))
-    found = Checkpoint(form.format(folder))
-    assert (found.query_id(), found.next_batch()) == ("query", 5)
+    opened = Checkpoint(form.format(folder))
+    assert (opened.query_id(), opened.next_batch()) == ("query", 5)
 
 
 @pytest.mark.parametrize("to", ["1_0", "٣", "record:-1", "record:" + "9" * 5000, ""])
@@ -435,8 +435,8 @@ def test_a_rollback_to_adopted_state_needs_a_checkpoint_with_the_batch(world: Wo
 class CutOff:
     """A local file system that raises KeyboardInterrupt at one of its deletes."""
 
-    def __init__(self, at: int) -> None:
-        self._files, self._left = LocalFileSystem(), at
+    def __init__(self, deletes: int) -> None:
+        self._files, self._left = LocalFileSystem(), deletes
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._files, name)
@@ -449,15 +449,15 @@ class CutOff:
         self._files.delete_file(name)
 
 
-@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("deletes", [1, 4])
 def test_an_interrupted_rollback_leaves_no_orphaned_checksum_file(
-    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, at: int
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, deletes: int
 ) -> None:
     """An interrupted rollback leaves no checksum file without its entry, and the same command completes it."""
     fill(world, 5)
     for batch in range(5):
         (checkpoint / "commits" / f".{batch}.crc").write_text("x")
-    files_of, files = Checkpoint._files, CutOff(at)
+    files_of, files = Checkpoint._files, CutOff(deletes)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "_files", lambda spark: (files, files_of(spark)[1]))
         with pytest.raises(KeyboardInterrupt):

@@ -43,11 +43,11 @@ class Guard:
 
     def __call__(self, method: str, path: str, body: bytes) -> bool:
         """Return whether the policy allows everything that a request needs."""
-        asked = list(wanted(method, path, body))
-        denied = [f"{action} {arn}" for action, arn, prefix in asked if not self._allows(action, arn, prefix)]
-        self.used |= {action for action, _, _ in asked} if not denied else set()
+        required = list(required_rights(method, path, body))
+        denied = [f"{action} {arn}" for action, arn, prefix in required if not self._allows(action, arn, prefix)]
+        self.used |= {action for action, _, _ in required} if not denied else set()
         self.denied += denied
-        return bool(asked) and not denied
+        return bool(required) and not denied
 
     def _allows(self, action: str, arn: str, prefix: str | None) -> bool:
         for stated in self._statements:
@@ -65,14 +65,14 @@ def like(text: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
 
 
-def wanted(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str | None]]:
+def required_rights(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str | None]]:
     """Yield what a request to S3 needs: action, resource, and the listed prefix."""
     url = urlsplit(path)
     bucket, _, key = unquote(url.path).lstrip("/").partition("/")
     query, arn = parse_qs(url.query, keep_blank_values=True), f"arn:aws:s3:::{bucket}"
     if method == "POST" and "delete" in query:
-        for found in re.findall(rb"<Key>([^<]*)</Key>", body):
-            yield "s3:DeleteObject", f"{arn}/{found.decode()}", None
+        for name in re.findall(rb"<Key>([^<]*)</Key>", body):
+            yield "s3:DeleteObject", f"{arn}/{name.decode()}", None
     elif method == "GET" and not key:
         yield "s3:ListBucket", arn, query.get("prefix", [""])[0]
     elif method in _ACTIONS and key and not query:

@@ -58,9 +58,10 @@ class Beside:
         for name, data in self.kept.items():
             self.world.memory.put_if_absent(name, data)
 
-    def run_with_rollback(self, target: int | str, at: int) -> tuple[bool, int]:
-        """Run the waiting work with a rollback at its request ``at``. Return whether the rollback succeeded, and the
-        requests.
+    def run_with_rollback(self, target: int | str, request: int) -> tuple[bool, int]:
+        """Run the waiting work with a rollback at its request with this number.
+
+        Return whether the rollback succeeded, and the number of requests.
         """
         outcomes = []
 
@@ -70,7 +71,7 @@ class Beside:
             except ConfigError:
                 outcomes.append(False)
 
-        self.store.calls, self.store.stop_at, self.store.at_call = 0, at, go_back
+        self.store.calls, self.store.stop_at, self.store.at_call = 0, request, go_back
         for work in self.waiting:
             with suppress(FencedError, UnavailableError):
                 run_to_end(work())
@@ -99,13 +100,13 @@ DELETED = (0, "record:1")
 def test_a_rollback_during_deletes_has_all_its_objects_or_is_refused(tmp_path: Path, target: int | str) -> None:
     """A rollback at any request of pending deletes and scans succeeds with all its objects, or is refused."""
     beside = Beside(tmp_path)
-    accepted, at, calls = 0, 1, 1
-    while at <= calls:
+    accepted, request, calls = 0, 1, 1
+    while request <= calls:
         beside.again()
-        succeeded, calls = beside.run_with_rollback(target, at)
-        assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {at} of {calls}"
+        succeeded, calls = beside.run_with_rollback(target, request)
+        assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {request} of {calls}"
         accepted += succeeded
-        at += 1
+        request += 1
     if target in RETAINED:
         assert accepted, "no rollback to a retained batch succeeded"
     if target in DELETED:
@@ -132,10 +133,10 @@ def test_a_scan_keeps_all_objects_that_its_record_promises(tmp_path: Path, promi
     """A scan keeps all objects that its record promises, even if retention would release them by now."""
     world = Beside(tmp_path).world
     needed, every = listed(world, promised), listed(world, 0)
-    found = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
+    scanned = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
     left = set(world.memory.list(""))
     assert needed <= left
-    assert (found.oldest, found.is_complete) == (BATCHES - 1, promised >= BATCHES - 1)
+    assert (scanned.oldest, scanned.is_complete) == (BATCHES - 1, promised >= BATCHES - 1)
     assert every - left == {name for name in every - needed if name.startswith("delta/")}
 
 

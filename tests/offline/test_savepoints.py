@@ -228,13 +228,13 @@ def test_savepoint_costs_count_objects_kept_only_for_savepoints(world: World) ->
     world.start()
     feed_six_keys(world, 6, 40)
     costs = Savepoints(world.home.root).measure()
-    kept = savepoint_objects(read_savepoint(world.memory, costs.savepoints[0].savepoint))
-    assert costs.only_objects == len(kept) == costs.savepoints[0].objects
-    sizes = [len(world.memory.get(name) or b"") for name in kept]
+    objects = savepoint_objects(read_savepoint(world.memory, costs.savepoints[0].savepoint))
+    assert costs.only_objects == len(objects) == costs.savepoints[0].objects
+    sizes = [len(world.memory.get(name) or b"") for name in objects]
     assert 0.8 * sum(sizes) <= costs.only_bytes <= sum(sizes)
     assert [each.only_objects for each in costs.savepoints] == [0, 0], "both savepoints keep the same objects"
     Savepoints(world.home.root).delete("b")
-    assert Savepoints(world.home.root).measure().savepoints[0].only_objects == len(kept)
+    assert Savepoints(world.home.root).measure().savepoints[0].only_objects == len(objects)
 
 
 def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
@@ -519,12 +519,15 @@ def test_a_rollback_is_exact_after_ten_thousand_batches(tmp_path: Path, monkeypa
     assert log.tail is not None
     records = [log.read(sequence) for sequence in range(log.first, log.tail.sequence + 1)]
     listed = set[str]().union(*log.listed_objects(records, log.first))
-    kept = savepoint_objects(read_savepoint(world.memory, savepoint)) | {paths.savepoint_name(savepoint.id)}
+    savepoint_names = savepoint_objects(read_savepoint(world.memory, savepoint)) | {paths.savepoint_name(savepoint.id)}
     there = {*world.memory.list("")}
-    assert kept <= there
+    assert savepoint_names <= there
     not_swept_yet = 16 * (len(world.operators) * 2 + 1)
-    assert len(there - listed - kept - {paths.record_name(record.sequence) for record in records}) <= not_swept_yet
-    assert len(there) <= len(listed) + len(kept) + len(records) + not_swept_yet
+    assert (
+        len(there - listed - savepoint_names - {paths.record_name(record.sequence) for record in records})
+        <= not_swept_yet
+    )
+    assert len(there) <= len(listed) + len(savepoint_names) + len(records) + not_swept_yet
     assert len(records) <= 64
     folder = written_checkpoint(tmp_path / "checkpoint")
     rollback(world.home.root, "savepoint:a", str(folder), execute=True)

@@ -39,8 +39,8 @@ def test_the_scenario_has_the_members_owners_and_sizes_of_the_log(query: Elastic
     assert record is not None
     owned = {str(task.key_group): client.member.id for client in scenario.clients for task in client.owned}
     assert owned == dict(record.owners)
-    kept = {str(task.key_group): (client.member.id,) for client in scenario.clients for task in client.standbys}
-    assert kept == dict(record.standbys)
+    standbys = {str(task.key_group): (client.member.id,) for client in scenario.clients for task in client.standbys}
+    assert standbys == dict(record.standbys)
     assert [client.member.slots for client in scenario.clients] == [1, 1]
     sizes = sizes_of_root(query.home.root)
     assert sizes.key_groups == len(scenario.tasks) == 6
@@ -53,11 +53,11 @@ def test_plan_shows_the_assignment_after_members_join_or_leave(query: Elastic) -
     done = run_command("plan", query.home.root, "--add", 2, "--json")
     now, then = json.loads(done.output)["converge"]["phases"]
     assert (now["clients"], then["clients"]) == (2, 4)
-    assert sorted(len(held["active"]) for held in then["assignment"].values()) == [1, 1, 2, 2]
+    assert sorted(len(tasks["active"]) for tasks in then["assignment"].values()) == [1, 1, 2, 2]
     assert then["net_stateful_active_moves"] == then["fewest_stateful_active_moves"] == 2
     planned = json.loads(run_command("plan", query.home.root, "--drop", "1", "--json").output)
     gone = planned["converge"]["phases"][1]
-    assert [len(held["active"]) for held in gone["assignment"].values()] == [6]
+    assert [len(tasks["active"]) for tasks in gone["assignment"].values()] == [6]
     assert gone["moves"]["active_placed_not_caught_up"] == 0
     assert "new0" in run_command("plan", query.home.root, "--add", 1).output
 
@@ -158,10 +158,10 @@ def test_unknown_members_and_an_empty_root_are_refused(query: Elastic) -> None:
 def test_capacity_takes_state_size_and_row_size_from_the_root(query: Elastic) -> None:
     """`riffle capacity` takes the state size and the row size from the root."""
     words = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
-    found = json.loads(run_command("capacity", query.home.root, *words).stdout)
+    capacity = json.loads(run_command("capacity", query.home.root, *words).stdout)
     sizes = sizes_of_root(query.home.root)
-    assert found["disk_bytes"] == sizes.state_bytes
-    assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
+    assert capacity["disk_bytes"] == sizes.state_bytes
+    assert capacity["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
 
 
 def test_a_plan_names_tasks_by_partition_and_refuses_hashed_dispatch(tmp_path: Path) -> None:

@@ -79,8 +79,10 @@ def test_an_aggregate_is_read_with_its_key_groups_and_versions() -> None:
         groups = {row["key_group"] for row in rows.values()}
         assert {number for number in range(8) if read_state(query.root, key_groups=[number]).read_all()} == groups
         own = rows["ann"]["key_group"]
-        found = [read_state(query.root, keys=["ann"], key_groups=[number]).read_all().num_rows for number in range(8)]
-        assert [number for number in range(8) if found[number]] == [own]
+        row_counts = [
+            read_state(query.root, keys=["ann"], key_groups=[number]).read_all().num_rows for number in range(8)
+        ]
+        assert [number for number in range(8) if row_counts[number]] == [own]
 
 
 def test_keys_are_selected_by_values_tuples_dictionaries_or_a_table() -> None:
@@ -127,8 +129,8 @@ def test_joins_sessions_and_distinct_rows_are_read() -> None:
     with joins.harness(joins.SPECS["full"]) as query:
         query.feed(joins.table_of([joins.Row(n % 2 == 0, "ab"[n % 3 == 0], 1000 * n, n, True) for n in range(9)]))
         for side in ("left", "right"):
-            found = content(read_state(query.root, variable=side).read_all())
-            assert found == expected_of_variable(query, side, "list") != []
+            rows = content(read_state(query.root, variable=side).read_all())
+            assert rows == expected_of_variable(query, side, "list") != []
     by_session = operator(sessions.GIVEN, SessionGroups(sessions.GIVEN, "append"), 0)
     with Harness(by_session, sessions.GIVEN.rows) as query:
         query.feed(sessions.rows_of([sessions.Visit(n * 900, 500, "a", n, "x") for n in range(5)]))

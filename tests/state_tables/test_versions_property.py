@@ -118,10 +118,10 @@ def test_each_retained_batch_equals_the_model(steps: list[Step], seed: int) -> N
                 rows = read_table(table).read_all().to_pylist()
                 assert content_of(rows) == expected
                 assert all(row["version"] <= version for row in rows)
-                wanted = [*sorted(expected)[:2], "absent"]
-                keys = requested_keys(wanted, table.store_schema)
+                selected = [*sorted(expected)[:2], "absent"]
+                keys = requested_keys(selected, table.store_schema)
                 some = content_of(read_table(table, keys).read_all().to_pylist())
-                assert some == {key: expected[key] for key in wanted if key in expected}
+                assert some == {key: expected[key] for key in selected if key in expected}
         with pytest.raises(ConfigError):
             root.view(len(query.states))
 
@@ -165,7 +165,7 @@ def test_the_history_of_a_key_has_each_of_its_states(steps: list[Step], seed: in
                         expected.append((version, state[store].get(key)))
                 keys = requested_keys([key], newest.store_schema)
                 states = [*iterate_key_states(root, newest, keys)]
-                found = [(state.version, content_of(state.rows.to_pylist()).get(key)) for state in states]
-                assert [content for _, content in found] == [content for _, content in reversed(expected)]
-                assert found[:-1] == expected[:0:-1]
+                history = [(state.version, content_of(state.rows.to_pylist()).get(key)) for state in states]
+                assert [content for _, content in history] == [content for _, content in reversed(expected)]
+                assert history[:-1] == expected[:0:-1]
                 assert [state.is_oldest for state in states] == [False] * (len(states) - 1) + [True]

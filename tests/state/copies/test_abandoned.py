@@ -57,9 +57,9 @@ def test_a_damaged_claim_file_counts_as_having_no_owner(tmp_path: Path) -> None:
         mine = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
         (mine.path / name).write_bytes(b"\xff\xfe \xff \xff")
         assert mine.belongs_to_owner() == (name == "process")
-        others = claim_folder(tmp_path, "app/2", live, process_name(os.getpid()))
+        other = claim_folder(tmp_path, "app/2", live, process_name(os.getpid()))
         again = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
-        assert again.path != others.path
-        assert (again.belongs_to_owner(), others.belongs_to_owner()) == (True, True)
-        with again.hold(), others.hold():
+        assert again.path != other.path
+        assert (again.belongs_to_owner(), other.belongs_to_owner()) == (True, True)
+        with again.hold(), other.hold():
             pass

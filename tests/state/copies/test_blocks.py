@@ -87,12 +87,14 @@ def test_blocks_and_parts_return_the_same_rows(
             in_blocks[key_group] += (
                 parts if number in alone else with_first(block.read_runs(key_group), first_ms[key_group])
             )
-    asked = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
-    keys = pa.table([[a for a, _ in asked * len(GROUPS)], [b for _, b in asked * len(GROUPS)]], schema=schema.key)
-    hashes = np.tile(hashes_of(asked), len(GROUPS))
+    requested = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
+    keys = pa.table(
+        [[a for a, _ in requested * len(GROUPS)], [b for _, b in requested * len(GROUPS)]], schema=schema.key
+    )
+    hashes = np.tile(hashes_of(requested), len(GROUPS))
     for_all = {
         name: [
-            RequestedKeys(len(asked) * place, len(asked) * (place + 1), stacks[key_group])
+            RequestedKeys(len(requested) * place, len(requested) * (place + 1), stacks[key_group])
             for place, key_group in enumerate(GROUPS)
         ]
         for name, stacks in (("blocks", in_blocks), ("parts", in_parts))
@@ -100,25 +102,25 @@ def test_blocks_and_parts_return_the_same_rows(
     rows, exist = look_up_keys(for_all["blocks"], hashes, keys, schema.row_schema)
     expected = [look_up_keys([group], hashes, keys, schema.row_schema) for group in for_all["parts"]]
     for place, (of_parts, exist_in_parts) in enumerate(expected):
-        span = slice(len(asked) * place, len(asked) * (place + 1))
+        span = slice(len(requested) * place, len(requested) * (place + 1))
         assert exist[span].tolist() == exist_in_parts[span].tolist()
-        found = np.flatnonzero(exist_in_parts[span]) + span.start
-        assert rows.take(pa.array(found)).to_pylist() == of_parts.take(pa.array(found)).to_pylist()
+        existing = np.flatnonzero(exist_in_parts[span]) + span.start
+        assert rows.take(pa.array(existing)).to_pylist() == of_parts.take(pa.array(existing)).to_pylist()
     for bottom in (True, False):
         groups = [RunsOfKeyGroup(key_group, in_blocks[key_group]) for key_group in GROUPS]
         data, key_groups, starts = merge_into_block(groups, schema, bottom=bottom)
         _, index = read_index(pa.py_buffer(encode_block_file(data, key_groups, starts)))
         merged = OpenBlock(part_codec.open_block(data, "merged"), index, schema, 1)
         for key_group in GROUPS:
-            wanted = merge_runs(in_parts[key_group], ["a", "b"], schema.row_schema, bottom=bottom)
+            merged_parts = merge_runs(in_parts[key_group], ["a", "b"], schema.row_schema, bottom=bottom)
             runs = merged.read_runs(key_group)
-            assert sum(len(run.hashes) for run in runs) == wanted.num_rows
+            assert sum(len(run.hashes) for run in runs) == merged_parts.num_rows
             if runs:
-                assert pa.Table.from_batches([runs[0].rows]).equals(wanted.select(schema.row_schema.names))
-                assert runs[0].hashes.tolist() == wanted["__hash"].to_pylist()
+                assert pa.Table.from_batches([runs[0].rows]).equals(merged_parts.select(schema.row_schema.names))
+                assert runs[0].hashes.tolist() == merged_parts["__hash"].to_pylist()
                 if not bottom:
                     deleted = np.zeros(len(runs[0].hashes), bool) if runs[0].deleted is None else runs[0].deleted
-                    assert deleted.tolist() == wanted["__deleted"].to_pylist()
+                    assert deleted.tolist() == merged_parts["__deleted"].to_pylist()
                 if runs[0].due is not None:
                     times = runs[0].due.values[runs[0].due.order]
                     assert times.tolist() == sorted(times.tolist())
@@ -174,11 +176,11 @@ def test_a_block_distinguishes_hashes_that_differ_in_the_low_bits() -> None:
     whole = Run(hashes, pa.RecordBatch.from_arrays([pa.array(range(6))], names=names))
     block = RunBlock(whole, np.array([0, 3, 5, 6]))
     for number, (start, end) in enumerate([(0, 3), (3, 5), (5, 6)]):
-        asked = np.arange(6, 14, dtype=np.uint64) + np.uint64(1 << 62)
-        rows, exist = block.find_hashes(np.full(len(asked), number), asked)
+        requested = np.arange(6, 14, dtype=np.uint64) + np.uint64(1 << 62)
+        rows, exist = block.find_hashes(np.full(len(requested), number), requested)
         present = dict(zip(hashes[start:end].tolist(), range(start, end), strict=True))
         assert [int(row) if ok else None for row, ok in zip(rows, exist, strict=True)] == [
-            present.get(int(hash_)) for hash_ in asked
+            present.get(int(hash_)) for hash_ in requested
         ]
 
 
@@ -216,7 +218,7 @@ def test_a_damaged_block_file_raises_damaged_copy(written: tuple[PartFiles, dict
     """A changed byte or a truncation anywhere in a block file raises DamagedCopy, and a scrub finds it too."""
     files, parts, path = written
     data = path.read_bytes()
-    damages = [bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]]) for at in range(0, len(data), 7)]
+    damages = [bytes([*data[:offset], data[offset] ^ 1, *data[offset + 1 :]]) for offset in range(0, len(data), 7)]
     damages += [data[:length] for length in (0, 5, len(data) - 24, len(data) - 1)] + [data + b"x"]
     for damaged in damages:
         path.write_bytes(damaged)

@@ -181,11 +181,11 @@ def test_an_executor_that_waits_for_its_folder_does_not_block_others(
     with lost.hold(), ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(claim_folder, tmp_path, "app/3", live) for _ in range(2)]
         assert all(pauses.acquire(timeout=SOON_SECONDS) for _ in waiting)
-        found = claim_folder(tmp_path, "app/2", live)
+        claimed = claim_folder(tmp_path, "app/2", live)
         assert not any(claim.done() for claim in waiting)
         proceed.set()
         paths = {claim.result().path for claim in waiting}
-    assert found.path == own.path
+    assert claimed.path == own.path
     assert len(paths) == 1
     assert lost.path not in paths
 
@@ -399,8 +399,8 @@ def test_without_a_stack_only_the_newest_256_kib_of_deltas_are_kept(tmp_path: Pa
     for version in range(300):
         assert folder.write_sealed_file(version, "1-aa", b"x" * 2048)
     folder.remove_unused_deltas()
-    kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
-    assert kept == list(range(171, 300)), "the newest deltas up to 256 KiB are kept"
+    versions = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
+    assert versions == list(range(171, 300)), "the newest deltas up to 256 KiB are kept"
 
 
 @pytest.mark.parametrize(
@@ -428,8 +428,8 @@ def test_mounts_with_blanks_or_undecodable_names_are_parsed(
 
 def test_blocks_reserved_for_root_count_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that a file system reserves for root count as used."""
-    found = os.statvfs(tmp_path)
-    kept_back = os.statvfs_result((4096, 4096, 100, 30, 10, *found[5:]))
+    statistics = os.statvfs(tmp_path)
+    kept_back = os.statvfs_result((4096, 4096, 100, 30, 10, *statistics[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: kept_back)
     assert disk.read_disk_use(tmp_path) == (70 / 80, 80 * 4096)
 

@@ -44,8 +44,8 @@ def write_until_killed(folder: Path) -> None:
         former = stacks.read(0)
         assert former is not None
         version = former.head.version + 1
-        kept = former.parts[-3:] if version % 5 == 0 else former.parts
-        stack = Stack(head_of(version), (*kept, part(version)))
+        parts = former.parts[-3:] if version % 5 == 0 else former.parts
+        stack = Stack(head_of(version), (*parts, part(version)))
         stacks.replace_many(dict.fromkeys(KEY_GROUPS, (former, stack)))
         stacks.refresh()
 
@@ -68,14 +68,14 @@ def test_racing_processes_that_are_killed_leave_no_partial_change(
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-        found = read_anew(tmp_path)
-        assert set(found) == set(KEY_GROUPS)
-        assert len(set(found.values())) == 1, "a change was stored for only some key-groups"
-        assert found[0].head.version >= newest
-        assert found[0].parts[-1] == part(found[0].head.version)
-        newest = found[0].head.version
+        stacks_read = read_anew(tmp_path)
+        assert set(stacks_read) == set(KEY_GROUPS)
+        assert len(set(stacks_read.values())) == 1, "a change was stored for only some key-groups"
+        assert stacks_read[0].head.version >= newest
+        assert stacks_read[0].parts[-1] == part(stacks_read[0].head.version)
+        newest = stacks_read[0].head.version
     assert newest > 25
     with another_process():
         stacks = Stacks(tmp_path, "totals")
-        assert stacks.replace(3, found[3], stack_of(newest + 1, 1))
+        assert stacks.replace(3, stacks_read[3], stack_of(newest + 1, 1))
     assert len(journals_in(tmp_path)) == 1

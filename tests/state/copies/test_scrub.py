@@ -31,11 +31,11 @@ def place(tmp_path: Path) -> Place:
 
 def rot(file: Path) -> None:
     """Change a byte of a file and restore its times."""
-    found = file.stat()
+    times = file.stat()
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def test_a_file_missing_right_after_its_write_raises_local_disk_error(place: Place) -> None:
@@ -128,12 +128,12 @@ def test_a_silently_changed_byte_is_not_merged_or_copied_to_a_snapshot(tmp_path:
     place.bring()
     (file,) = [file for file in place.files() if "stacks" in file.parts]
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
-        at = mapped.find((12_345).to_bytes(8, "little"))
-        mapped[at] = mapped[at]  # marks the page as written, so that the file's time stays as it is now
+        offset = mapped.find((12_345).to_bytes(8, "little"))
+        mapped[offset] = mapped[offset]  # marks the page as written, so that the file's time stays as it is now
         keeper = place.keeper()
         copies = keeper.advance(place.entries)[0]
         before = signature_of(str(file))
-        mapped[at] ^= 1
+        mapped[offset] ^= 1
         assert signature_of(str(file)) == before
         with pytest.raises(DamagedCopy):
             keeper.merge(copies) if links else keeper.make_snapshot(1, place.entries[1], attempt(9))

@@ -92,7 +92,7 @@ def row_of(change: Change) -> dict[str, object]:
 def applied(model: Model, changes: Sequence[Change]) -> Model:
     """Return the model after a delta, which clears variables before it writes elements."""
     cleared = {(change.key, change.variable) for change in changes if change.element is None}
-    after = {place: held for place, held in model.items() if place[:2] not in cleared}
+    after = {place: entry for place, entry in model.items() if place[:2] not in cleared}
     for change in changes:
         place = change[:3]
         if change.number is None:
@@ -105,7 +105,7 @@ def applied(model: Model, changes: Sequence[Change]) -> Model:
 
 def model_of(table: pa.Table) -> Model:
     """Return a table of wide rows as a model."""
-    found: Model = {}
+    model: Model = {}
     for row in table.to_pylist():
         name, element, number = row[VARIABLE], "", None
         if name == TIMER:
@@ -118,9 +118,9 @@ def model_of(table: pa.Table) -> Model:
         else:
             number = row["__state_total"]["n"]
         place = ((row["user"], row["part"]), name, element)
-        assert place not in found
-        found[place] = (number, row[DUE])
-    return found
+        assert place not in model
+        model[place] = (number, row[DUE])
+    return model
 
 
 class Log:
@@ -291,12 +291,12 @@ def check_dues(reading: Reading, model: Model) -> None:
     """Compare due elements with the model, as whole ranges and time by time."""
     expected = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None]
     for first, last in ((NO_DUE + 1, 7), (0, 2**62), (3, 5)):
-        found = [
+        due_elements = [
             (due, (row["user"], row["part"]), one.variable)
             for one in reading.find_due_elements(first, last)
             for due, row in zip(one.due_ms.tolist(), one.keys.to_pylist(), strict=True)
         ]
-        assert sorted(map(repr, found)) == sorted(repr(one) for one in expected if first <= one[0] <= last)
+        assert sorted(map(repr, due_elements)) == sorted(repr(one) for one in expected if first <= one[0] <= last)
     begins, until = NO_DUE + 1, reading.find_due_time(NO_DUE + 1, 1)
     seen = []
     while until is not None:
@@ -322,8 +322,10 @@ def test_due_times_compare_as_numbers_and_rows_without_one_are_never_due() -> No
     runs = run_of(*(Change((str(due), 1), "total", "", 1, due) for due in (-3, -1, 0, 1, 300, None)))
     reading = CopyRuns(runs).open_reading(SCHEMA, SCHEMA.key.empty_table())
     for until in (-4, -3, 0, 299, 2**62):
-        found = [due for one in reading.find_due_elements(NO_DUE + 1, until) for due in one.due_ms.tolist()]
-        assert found == [due for due in (-3, -1, 0, 1, 300) if due <= until]
+        due_times = [
+            due for elements in reading.find_due_elements(NO_DUE + 1, until) for due in elements.due_ms.tolist()
+        ]
+        assert due_times == [due for due in (-3, -1, 0, 1, 300) if due <= until]
 
 
 def test_keys_and_map_keys_that_share_a_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,9 +161,9 @@ def shared(schema: pa.Schema) -> bytes:
     table = arrow_messages._follow_offset(
         message, arrow_messages._all_field_positions(message, arrow_messages._follow_offset(message, 0))[2]
     )
-    first, *others = arrow_messages._iterate_tables(message, arrow_messages._all_field_positions(message, table)[1])
+    first, *later = arrow_messages._iterate_tables(message, arrow_messages._all_field_positions(message, table)[1])
     of_list = arrow_messages._follow_offset(message, arrow_messages._all_field_positions(message, table)[1]) + 4
-    assert len(others) == len(schema) - 1
+    assert len(later) == len(schema) - 1
     for place in range(of_list, of_list + 4 * len(schema), 4):
         struct.pack_into("<I", message, place, first - place)
     return bytes(data)

@@ -88,7 +88,7 @@ def test_a_key_that_does_not_fit_names_the_column_and_its_type(text: str, key: p
 @given(keys())
 def test_the_text_of_a_key_parses_to_the_same_key(columns: list[pa.Array]) -> None:
     """The text that is shown for a key parses to the same key."""
-    schema = pa.schema([(f"k{at}", column.type) for at, column in enumerate(columns)])
+    schema = pa.schema([(f"k{index}", column.type) for index, column in enumerate(columns)])
     table = pa.table(columns, schema=schema)
     shown = [json_of_array(column) for column in columns]
     for row in range(table.num_rows):

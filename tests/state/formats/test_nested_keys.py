@@ -84,11 +84,11 @@ def as_tuples(value: object) -> object:
 @given(nested_keys())
 def test_encoded_nested_keys_compare_like_their_values(columns: list[pa.Array]) -> None:
     """Encoded keys compare exactly like their values, so different keys never have equal bytes."""
-    stored, wanted = encode_nested_keys(columns).to_pylist(), ranks(columns)
+    stored, expected = encode_nested_keys(columns).to_pylist(), ranks(columns)
     for left in range(len(stored)):
         for right in range(left):
-            assert (stored[left] < stored[right]) == (wanted[left] < wanted[right])
-            assert (stored[left] == stored[right]) == (wanted[left] == wanted[right])
+            assert (stored[left] < stored[right]) == (expected[left] < expected[right])
+            assert (stored[left] == stored[right]) == (expected[left] == expected[right])
 
 
 @given(nested_keys())

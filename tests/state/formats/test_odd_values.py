@@ -26,10 +26,10 @@ NO_DAY = pa.Array.from_buffers(pa.date64(), 1, [None, pa.py_buffer(b"\x01" + b"\
 def test_generated_values_are_sealed_and_read_again(tmp_path: Path) -> None:
     """Generated keys, values and order columns are sealed and read again, also after local copies are lost."""
     (tmp_path / "keys").write_text("a = AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n")
-    kept = keep(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
-    assert kept.findings == []
-    assert kept.examples == EXAMPLES
-    assert set(kept.by_variant) == set(VARIANTS)
+    result = keep(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
+    assert result.findings == []
+    assert result.examples == EXAMPLES
+    assert set(result.by_variant) == set(VARIANTS)
 
 
 @pytest.mark.parametrize("values", [LATIN, NO_DECIMAL, NO_TIME, NO_DAY], ids=["text", "decimal", "time", "day"])
@@ -43,8 +43,8 @@ def test_a_part_keeps_the_bytes_of_invalid_values(values: pa.Array) -> None:
     maps = pa.MapArray.from_arrays(pa.array(range(count + 1), pa.int32()), pa.array(range(count)), values)
     table = pa.table({"v": values, "s": struct, "l": lists, "m": maps})
     data = part_codec.encode(table)
-    found = part_codec.decode(data, part_codec.checksum(data), "part")
-    assert [raw_values(column) for column in found.columns] == [raw_values(column) for column in table.columns]
+    decoded = part_codec.decode(data, part_codec.checksum(data), "part")
+    assert [raw_values(column) for column in decoded.columns] == [raw_values(column) for column in table.columns]
 
 
 def test_offsets_of_text_are_checked_although_its_bytes_are_not() -> None:
@@ -80,15 +80,15 @@ def test_state_with_odd_values_survives_the_loss_of_all_copies() -> None:
     """
     strict = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("t", pa.string(), nullable=False)])
     rows = pa.table({"k": LATIN, "v": pa.array([None, {"a": 1, "t": "x"}, None, None], strict), "n": pa.nulls(4)})
-    kept = pa.schema([*list(rows.schema)[1:], ("count", pa.int64())])
+    state_schema = pa.schema([*list(rows.schema)[1:], ("count", pa.int64())])
 
     def count(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         counts = state.column("count").to_pylist() or [0] * rows.num_rows
-        new = rows.append_column("count", pa.array([one + 1 for one in counts]))
+        new = rows.append_column("count", pa.array([number + 1 for number in counts]))
         return new, new
 
     operator = Stateful(
-        "odd", "k", arrow_function(count, state=kept, output=pa.schema([rows.schema.field("k"), *kept]))
+        "odd", "k", arrow_function(count, state=state_schema, output=pa.schema([rows.schema.field("k"), *state_schema]))
     )
     with Harness(operator, rows.schema, executors=1, key_groups=16) as query:
         for turn in (1, 2, 3):

@@ -50,9 +50,9 @@ def test_a_driver_checks_its_own_record_if_a_clock_jumps_i3(went: tuple[float, f
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
     log.open()
-    others = opened(store)
+    other = opened(store)
     for version in range(3, 30):
-        others.append(drafted(f"o{version}", version), others.manifest)
+        other.append(drafted(f"o{version}", version), other.manifest)
     store.delete([paths.record_name(sequence) for sequence in range(20)])
     assert log.next_is_absent(), "the number is free, and no time has passed"
     clocks.append((clocks[0][0] + went[0], clocks[0][1] + went[1]))
@@ -68,9 +68,9 @@ def test_a_driver_whose_record_a_late_put_restored_is_fenced_i4(oldest: int, loo
     log.open()
     mine = store.get(paths.record_name(2))
     assert mine is not None
-    others = opened(store)
+    other = opened(store)
     for version in range(3, 30):
-        others.append(drafted(f"o{version}", version), others.manifest)
+        other.append(drafted(f"o{version}", version), other.manifest)
     store.delete([paths.record_name(sequence) for sequence in range(oldest)])
     store.put_if_absent(paths.record_name(2), mine)
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
@@ -93,8 +93,8 @@ def test_a_returning_driver_does_not_delete_its_continued_record_i5() -> None:
     faulty.script(Fault("unavailable", "get", paths.LOG, times=None))
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         log.append(drafted("a", 3), log.manifest)
-    others = opened(store)
-    others.append(drafted("b", 4), others.manifest)
+    other = opened(store)
+    other.append(drafted("b", 4), other.manifest)
     store.delete([paths.record_name(sequence) for sequence in range(3)])
     faulty.heal()
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
@@ -114,9 +114,9 @@ def test_an_append_found_committed_after_a_long_absence_is_fenced_i4() -> None:
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         log.append(drafted("a", 3), log.manifest)
     faulty.heal()
-    others = opened(store)
+    other = opened(store)
     for version in range(4, 30):
-        others.append(drafted(f"o{version}", version), others.manifest)
+        other.append(drafted(f"o{version}", version), other.manifest)
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
     log.settle_append()
     store.delete([paths.record_name(sequence) for sequence in range(20)])
@@ -133,9 +133,9 @@ def test_a_claim_whose_second_put_succeeds_is_fenced_i4() -> None:
     inner = MemoryStore()
 
     def others_go_on(_: float) -> None:
-        others = opened(inner)
+        other = opened(inner)
         for version in range(3, 30):
-            others.append(drafted(f"o{version}", version), others.manifest)
+            other.append(drafted(f"o{version}", version), other.manifest)
         inner.delete([paths.record_name(sequence) for sequence in range(20)])
 
     late = FaultyStore(inner, [Fault("slow", "put", paths.LOG, skip=1)], sleep=others_go_on)
@@ -303,12 +303,12 @@ def test_an_unclear_append_is_fenced_if_another_driver_took_its_number() -> None
 def test_a_repeated_put_that_finds_a_foreign_record_is_fenced_i4() -> None:
     """A repeated put that finds another driver's record is fenced."""
     inner = MemoryStore()
-    store = FaultyStore(inner, sleep=lambda _: others.append(second.append(drafted("second", 1), second.manifest)))
-    first, second, others = grown(store, 2), opened(inner), list[Record]()
+    store = FaultyStore(inner, sleep=lambda _: foreign.append(second.append(drafted("second", 1), second.manifest)))
+    first, second, foreign = grown(store, 2), opened(inner), list[Record]()
     store.script(Fault("request_lost", "put", paths.LOG), Fault("slow", "put", paths.LOG, skip=1))
     with pytest.raises(FencedError):
         first.append(drafted("first", 1), first.manifest)
-    assert opened(inner).tail == others[0]
+    assert opened(inner).tail == foreign[0]
 
 
 def test_reading_a_log_that_grows_faster_than_its_lists_ends_in_error(monkeypatch: pytest.MonkeyPatch) -> None:

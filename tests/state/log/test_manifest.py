@@ -76,11 +76,11 @@ def test_the_changed_links_are_the_difference_of_two_entries(versions: list[int]
     after = before
     if data.draw(st.booleans()):
         after = before.replace_by_snapshot(snapshot_at(data.draw(st.sampled_from(before.chain)))) or before
-    kept = after.chain
+    remaining = after.chain
     added = tuple(link(32 + number) for number in range(data.draw(st.integers(0, 2))))
     for new_link in added:
         after = after.add_link(new_link)
-    replaced = before.chain[: len(before.chain) - len(kept)]
+    replaced = before.chain[: len(before.chain) - len(remaining)]
     assert after.changed_links(before) == (replaced, added)
     other = Entry(chain=(before.chain[-1], link(40), *before.chain[:-1]))
     assert other.changed_links(before) == ((), (link(40),))

@@ -46,12 +46,12 @@ def test_foreign_bytes_are_refused_as_a_record(data: bytes) -> None:
         decode(data, "log/0")
 
 
-def packed(body: object, found: int = 2, **header: object) -> bytes:
+def packed(body: object, version: int = 2, **header: object) -> bytes:
     """Return the bytes of a record with any body. Checksum and length are right unless ``header`` changes them."""
     plain = body if isinstance(body, bytes) else json.dumps(body).encode()
     data = pa.compress(plain, codec="zstd", asbytes=True)
-    header_fields = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
-    header_fields |= {"length": len(plain)} if found > 1 else {}
+    header_fields = {"magic": "riffle-log", "format": version, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
+    header_fields |= {"length": len(plain)} if version > 1 else {}
     return json.dumps({**header_fields, **header}).encode() + b"\n" + data
 
 
@@ -63,11 +63,11 @@ def body_of(record: Record) -> dict[str, object]:
     return body
 
 
-@pytest.mark.parametrize(("body", "found"), [(b"{}", 1), (b"[]", 2), (b'{"entries": 1}', 2), (b"\xff\xff", 1)])
-def test_a_wrong_body_with_a_valid_checksum_is_damage(body: bytes, found: int) -> None:
+@pytest.mark.parametrize(("body", "version"), [(b"{}", 1), (b"[]", 2), (b'{"entries": 1}', 2), (b"\xff\xff", 1)])
+def test_a_wrong_body_with_a_valid_checksum_is_damage(body: bytes, version: int) -> None:
     """A wrong body with a valid checksum raises only CorruptStateError."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
-        decode(packed(body, found), "log/0")
+        decode(packed(body, version), "log/0")
 
 
 SAVEPOINT = RecordedSavepoint("release", f"{7:020d}-1-{7:032x}", 3, 7, 1, 2, "ann@laptop")
@@ -239,8 +239,8 @@ def test_changed_entries_are_those_whose_last_link_is_of_the_batch(record: Recor
     """Reading only changed entries returns those whose last link is of this batch, with that link alone."""
     own = [Link(Head(record.version, f"{record.epoch}-{7:032x}"), *link[1:]) for link in links]
     changed = {("totals", number): Entry(None, (*own[:number], link)) for number, link in enumerate(own)}
-    others = {address: entry for address, entry in record.entries.items() if entry.chain and address not in changed}
-    written = replace(record, entries={**others, **changed})
+    unchanged = {address: entry for address, entry in record.entries.items() if entry.chain and address not in changed}
+    written = replace(record, entries={**unchanged, **changed})
     read = decode(encode(written), "r", changed_only=True)
     is_own = {
         address: entry

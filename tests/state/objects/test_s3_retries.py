@@ -87,7 +87,9 @@ class TestSentAgain:
         scripted.requests.clear()
         assert not scripted.store(conflict, refusal(412, "PreconditionFailed")).put_if_absent("log/1", b"abc")
 
-    @pytest.mark.parametrize("call", [lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)])
+    @pytest.mark.parametrize(
+        "call", [lambda store: store.get("log/1"), lambda store: store.copy_to("log/1", 0, 9, bytes)]
+    )
     def test_nested_retries_do_not_multiply_attempts(
         self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]
     ) -> None:

@@ -170,11 +170,11 @@ def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
         lambda: store.list(name), lambda: store.delete([name]),
     ):  # fmt: skip
         try:
-            found = call()
+            result = call()
         except RiffleError:
             continue
-        assert found != b"not ours"
-        assert not isinstance(found, list) or all(not each.startswith((".", "/")) for each in found)
+        assert result != b"not ours"
+        assert not isinstance(result, list) or all(not each.startswith((".", "/")) for each in result)
     assert {path.name for path in above.iterdir()} <= {"root", "beside"}
     assert [path.name for path in (above / "beside").iterdir()] == ["file"]
 

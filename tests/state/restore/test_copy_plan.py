@@ -71,11 +71,11 @@ def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head,
     """Return the contents of a copy after its plan, and check that each link fits the head before it."""
     if plan.action == "drop":
         return ()
-    at = plan.entry.snapshot.head if plan.action == "restore" and plan.entry.snapshot else head
+    base = plan.entry.snapshot.head if plan.action == "restore" and plan.entry.snapshot else head
     if plan.action == "restore" and not plan.entry.snapshot:
-        at = EMPTY_HEAD
-    assert at == plan.base
-    holding = contents[at]
+        base = EMPTY_HEAD
+    assert base == plan.base
+    holding = contents[base]
     for link in plan.links:
         assert contents[link.head] == (*holding, link.head), "a link was added to a head that it does not follow"
         holding = contents[link.head]

@@ -178,14 +178,14 @@ def test_a_local_block_damaged_after_it_was_found_is_not_merged(
     damaged: list[bytes] = []
 
     def find_and_damage(parts: StackParts, links: Collection[Link]) -> dict[Link, StackedPart]:
-        found = find(parts, links)
-        if found and not damaged:
+        found_parts = find(parts, links)
+        if found_parts and not damaged:
             damaged.append(path.read_bytes())
             value_start = damaged[0].index((3).to_bytes(8, "little") * 50)
             changed = range(value_start, value_start + 1) if is_one_value else range(len(damaged[0]))
             with path.open("r+b") as file:
                 file.write(bytes(byte ^ (place in changed) for place, byte in enumerate(damaged[0])))
-        return found
+        return found_parts
 
     monkeypatch.setattr(part_files, "_MAPPED_FROM_BYTES", 0)  # private: maps small files, too
     monkeypatch.setattr(StackParts, "find_sealed_parts", find_and_damage)
@@ -223,7 +223,7 @@ def test_a_merged_object_of_large_parts_has_one_part_per_key_group(
     parsed = paths.parse_object_name(name)
     assert parsed == ("merged", 1, 1)
     assert {link.merged.size for link in links if link.merged} == {len(data)} == {sum(link.length for link in links)}
-    assert [link.start for link in links] == [sum(one.length for one in links[:n]) for n in range(4)]
+    assert [link.start for link in links] == [sum(earlier.length for earlier in links[:n]) for n in range(4)]
 
 
 def test_a_merged_object_of_small_parts_is_a_block(place: Place) -> None:

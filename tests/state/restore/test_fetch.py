@@ -128,8 +128,8 @@ def test_a_file_that_reads_wrong_once_raises_local_disk_error(place: Place, monk
     read, left = Path.read_bytes, [1]
 
     def read_bytes(path: Path) -> bytes:
-        found = read(path)
-        return bytes(len(found)) if path.suffix == ".part" and left and left.pop() else found
+        data = read(path)
+        return bytes(len(data)) if path.suffix == ".part" and left and left.pop() else data
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
@@ -159,8 +159,8 @@ def test_ranges_cover_a_snapshot_exactly(length: int, others: int) -> None:
     the only one.
     """
     most = choose_range_bytes(length + others)
-    found = list(split_into_ranges(length, most))
-    assert [start for start, _ in found] == [0, *itertools.accumulate(size for _, size in found)][: len(found)]
-    assert sum(size for _, size in found) == length
-    assert all(2 * size <= 3 * most for _, size in found)
-    assert len(found) <= 1 or all(2 * size >= most for _, size in found)
+    ranges = list(split_into_ranges(length, most))
+    assert [start for start, _ in ranges] == [0, *itertools.accumulate(size for _, size in ranges)][: len(ranges)]
+    assert sum(size for _, size in ranges) == length
+    assert all(2 * size <= 3 * most for _, size in ranges)
+    assert len(ranges) <= 1 or all(2 * size >= most for _, size in ranges)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from riffle_spark.state.restore.prefetch import Budget, run_ahead
 
 
-def results(found: list[tuple[int, Future[int]]]) -> list[int]:
+def results(items: list[tuple[int, Future[int]]]) -> list[int]:
     """Return the results of the items."""
-    return [future.result() for _, future in found]
+    return [future.result() for _, future in items]
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 60), st.integers(1, 4))
@@ -32,13 +32,13 @@ def test_items_are_returned_once_in_order_and_within_the_bound(sizes: list[int],
             assert sum(begun) - sum(taken) - size < bound or len(begun) == len(taken) + 1
             yield size
 
-    found = []
+    items = []
     for item, future in run_ahead(lambda size: -size, source(), lambda size: size, bound, at_once):
-        found.append((item, future))
+        items.append((item, future))
         future.result()
         taken.append(item)
-    assert [item for item, _ in found] == sizes
-    assert results(found) == [-size for size in sizes]
+    assert [item for item, _ in items] == sizes
+    assert results(items) == [-size for size in sizes]
 
 
 def test_an_error_is_raised_only_for_its_own_item() -> None:

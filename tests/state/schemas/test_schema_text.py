@@ -43,16 +43,16 @@ def test_a_schema_of_variables_is_equal_after_a_text_round_trip(variables: Seque
 
 def test_the_text_of_a_schema_has_the_fields_of_earlier_versions() -> None:
     """The text has the same fields as in all earlier versions, so that old and new drivers read each other's."""
-    kept = VariableColumns("s", KEY, VARIABLES[1:], indexed=True).to_text()
-    assert [*kept] == ["key", "variables", "indexed", "text"]
+    text = VariableColumns("s", KEY, VARIABLES[1:], indexed=True).to_text()
+    assert [*text] == ["key", "variables", "indexed", "text"]
     value, shop = schema_to_text(VALUE), schema_to_text(VARIABLES[2].key)
-    assert json.loads(kept["variables"]) == [
+    assert json.loads(text["variables"]) == [
         ["last", "list", value, None, 60_000],
         ["by_shop", "map", value, shop, 1],
     ]
-    assert schema_from_text(kept["key"]) == KEY
-    assert kept["indexed"] == "true"
-    assert kept["text"] == (
+    assert schema_from_text(text["key"]) == KEY
+    assert text["indexed"] == "true"
+    assert text["text"] == (
         "user: string, day: date32[day] | list last: (n: int64, tags: list<item: string>) for 60000 ms, "
         "map by_shop: (shop: int32) to (n: int64, tags: list<item: string>) for 1 ms"
     )

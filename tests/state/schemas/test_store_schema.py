@@ -25,8 +25,8 @@ def plain_rows() -> pa.Table:
 def timed_rows(*dues: int | None) -> pa.Table:
     """Return snapshot rows of one variable with their due times, the first of them with a long key."""
     rows = [
-        {"k": LONG if not at else f"k{at}", "__variable": "seen", "__due": due, "__state_seen": {"n": at}}
-        for at, due in enumerate(dues)
+        {"k": LONG if not index else f"k{index}", "__variable": "seen", "__due": due, "__state_seen": {"n": index}}
+        for index, due in enumerate(dues)
     ]
     return pa.Table.from_pylist(rows, schema=TIMED.part_schema())
 

@@ -196,9 +196,9 @@ def test_rows_without_a_struct_have_none_after_fields_changed(key: pa.Schema | N
     written = pa.array([value if key is None else {"key": {"n": 5}, "value": value}, None], before.type)
     now = Variable("v", kind, pa.schema([("m", pa.int64()), ("n", pa.int64())]), key)
     for structs, m in ((written, 2), (before.hide_fields(written, {"m"}), None)):
-        found, nothing = now.fit_to_fields(structs).to_pylist()
+        fitted, nothing = now.fit_to_fields(structs).to_pylist()
         assert nothing is None
-        assert (found if key is None else found["value"]) == {"m": m, "n": 1}
+        assert (fitted if key is None else fitted["value"]) == {"m": m, "n": 1}
 
 
 def test_a_map_stored_as_another_kind_is_refused() -> None:
