@@ -57,8 +57,8 @@ def root(world: World) -> str:
     return world.home.root
 
 
-def test_state_read_from_objects_equals_plain_pythons(world: World, oracle: Oracle, root: str) -> None:
-    """State that is read from snapshots and chains equals plain Python's."""
+def test_state_read_from_objects_equals_a_python_model(world: World, oracle: Oracle, root: str) -> None:
+    """State that is read from snapshots and chains equals that of a model in plain Python."""
     assert contents(root) == expected(oracle)
     entries = world.log().manifest.entries.values()
     assert any(entry.snapshot and entry.chain for entry in entries)

@@ -91,7 +91,7 @@ def test_a_cut_or_changed_journal_has_the_stacks_of_an_earlier_entry() -> None:
         Change(7, head_of(3), 3), Change(8, head_of(3), 1), Change(7, head_of(3), -2),
     ],
 )  # fmt: skip
-def test_an_entry_with_impossible_changes_does_not_count(change: Change) -> None:
+def test_an_entry_with_impossible_changes_is_ignored(change: Change) -> None:
     """An entry with a valid checksum but impossible changes is ignored."""
     first, seed = encode_entry([Change(7, head_of(1), 0, (part(1), part(2)))], SEED)
     listing, end, _ = read_entries(first + encode_entry([change], seed)[0], Listing(), SEED)

@@ -283,7 +283,9 @@ class TestErrors:
         assert not store.exists("log/1")
         store.delete(["log/1", "log/2"])
 
-    def test_one_refused_delete_of_many_is_raised(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_one_refused_delete_among_many_raises_refused_error(
+        self, http_cloud: Cloud, scripted: ScriptedServer
+    ) -> None:
         """One refused delete among many raises RefusedError."""
         denied = http_cloud.refusal(403, "forbidden")
         scripted.respond = lambda request: denied if request.path.split("?")[0].endswith("7") else Answer(204)

@@ -237,7 +237,7 @@ class TestDirectory:
         assert "`root`" in caught.value.remedy
 
 
-class TestMode:
+class TestRootFileMode:
     """The permissions of files and folders in a root."""
 
     @pytest.fixture(params=[0o022, 0o077], autouse=True)

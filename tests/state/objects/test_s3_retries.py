@@ -16,7 +16,7 @@ from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
 
-class TestSentAgain:
+class TestRepeatedRequests:
     """Repeated requests and their counts."""
 
     def test_earlier_calls_do_not_reduce_the_attempts_of_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_a_restore_reads_the_snapshot_and_the_chain_after_it(place: Place) -> No
     assert sorted(name.split("/")[0] for _, name in place.store.calls) == ["delta", "totals"]
 
 
-def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None:
+def test_merging_the_top_of_a_stack_keeps_deletions(place: Place) -> None:
     """Merging the upper parts of a stack keeps deletions of keys that are in the snapshot below."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(5000)}})
     place.snapshot(1)
