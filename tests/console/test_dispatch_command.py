@@ -40,7 +40,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["dispatch", f"file://{Path.cwd()}/state", *arguments])
 
 
-def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
+def test_the_dispatch_command_changes_state_only_with_execute(oracle: Oracle) -> None:
     """Without --execute the state does not change, with it the dispatch does, and a switch back needs no function."""
     root = f"file://{Path.cwd()}/state"
     there = ["--to", "partition", "--partition-of", "routing_of_mine:by_length"]
@@ -67,7 +67,7 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
     ],
 )
 @pytest.mark.sample(step=2)
-def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, error_id: str) -> None:
+def test_a_name_that_is_not_a_function_is_refused(oracle: Oracle, path: str, error_id: str) -> None:
     """A name that is not a function is refused with the name, and exit code 2 says that nothing was changed."""
     Path("ends.py").write_text("import sys\n\nsys.exit(0)")
     done = run("--to", "partition", "--partition-of", path, "--execute")

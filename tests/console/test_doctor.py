@@ -37,14 +37,14 @@ def test_a_ready_machine_passes(tmp_path: Path) -> None:
     assert set(results) >= {"python", "workers", "java", "spark", "pandas", "store", "clock", "disk", "slots", "memory"}
 
 
-def test_without_java_the_remedy_is_named(tmp_path: Path) -> None:
+def test_a_missing_java_is_an_error_with_the_package_to_install(tmp_path: Path) -> None:
     """A missing Java is an error with the package to install, and no JVM is started."""
     code, results = run(JAVA_HOME=str(tmp_path))
     assert (code, results["java"]["level"]) == (1, "error")
     assert "openjdk-17-jre-headless" in results["java"]["remedy"]
 
 
-def test_an_unsupported_pandas_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_pandas_is_an_error(tmp_path: Path) -> None:
     """An unsupported version of pandas is an error, found without importing pandas."""
     metadata = tmp_path / "pandas-3.0.0.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -55,7 +55,7 @@ def test_an_unsupported_pandas_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_s3_root_is_tried(object_server: ObjectServer) -> None:
+def test_an_s3_root_is_probed_with_the_querys_credentials(object_server: ObjectServer) -> None:
     """An S3 root is probed with the credentials and the endpoint that a query would use."""
     endpoint = ("--s3-endpoint", object_server.endpoint)
     _, results = run("--root", object_server.new_root(), *endpoint, AWS_DEFAULT_REGION="us-east-1")
@@ -63,7 +63,7 @@ def test_an_s3_root_is_tried(object_server: ObjectServer) -> None:
     assert "hadoop-aws:" in results["s3a-connector"]["remedy"]
 
 
-def test_text_names_each_check_and_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_text_has_a_line_for_each_check_and_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The text has a line for each check and a line below it for the remedy."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     done = CliRunner().invoke(
@@ -79,6 +79,6 @@ def test_text_names_each_check_and_its_remedy(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     "options", [("--conf", "spark.master"), ("--root", "/no/url"), ("--conf", "spark.riffle.key_groups=0")]
 )
-def test_wrong_calls_end_with_2(options: tuple[str, ...]) -> None:
+def test_wrong_arguments_exit_with_2(options: tuple[str, ...]) -> None:
     """Wrong arguments exit with 2 before any check."""
     assert CliRunner().invoke(main, ["doctor", *options]).exit_code == 2

@@ -31,7 +31,7 @@ def run_on(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tup
 
 @pytest.mark.parametrize("command", OF_A_ROOT)
 @pytest.mark.sample(step=3)
-def test_what_cannot_be_reached_or_read_is_no_damage(
+def test_an_unreachable_server_or_unreadable_folder_exits_with_3(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that does not answer, missing credentials and an unreadable folder exit with 3 for every command."""
@@ -73,9 +73,7 @@ CALLED_WRONGLY = (
 
 
 @pytest.mark.parametrize("command", CALLED_WRONGLY, ids=" ".join)
-def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_wrong_call_exits_with_2_before_the_state_is_read(command: tuple[str, ...], tmp_path: Path) -> None:
     """A wrong call exits with 2 before the state is read, because monitoring treats 1 as damage."""
     root = f"file://{tmp_path}/state"
     World(tmp_path / "local", root=root).batch(0, one(0))
@@ -83,7 +81,7 @@ def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
     assert (code, "Usage: " in output) == (2, True), output
 
 
-def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
+def test_invalid_settings_are_a_wrong_call(tmp_path: Path) -> None:
     """Invalid settings are a wrong call, because nothing is known about the state."""
     (tmp_path / "riffle.toml").write_text("retained_versions = -1\n")
     code, output = run_on(
@@ -92,7 +90,7 @@ def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
     assert (code, "retained_versions" in output) == (2, True), output
 
 
-def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
+def test_a_missing_encryption_key_exits_with_3(tmp_path: Path) -> None:
     """Parts whose encryption key is missing exit with 3, and with 1 only if there is other damage."""
     for key, text in (("a", "A"), ("b", "B")):
         (tmp_path / f"{key}.toml").write_text(f'encryption_keys = "file:{tmp_path}/{key}"\n')

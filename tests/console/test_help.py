@@ -56,14 +56,14 @@ def test_the_line_of_each_command_starts_its_own_help(name: str) -> None:
         (["xyzzy"], "No such command 'xyzzy'."),
     ],
 )
-def test_an_unknown_command_names_the_nearest_one(arguments: list[str], ending: str) -> None:
+def test_the_error_for_an_unknown_command_names_the_nearest_one(arguments: list[str], ending: str) -> None:
     """If no name is similar, none is suggested."""
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert done.output.rstrip().endswith(ending)
 
 
-def test_every_command_is_listed_with_its_line() -> None:
+def test_help_lists_all_commands() -> None:
     """`riffle --help` lists all commands."""
     shown = CliRunner().invoke(main, ["--help"]).output
     for name, (_, line) in COMMANDS.items():
@@ -71,6 +71,6 @@ def test_every_command_is_listed_with_its_line() -> None:
         assert " ".join(line.split()[:4]) in shown
 
 
-def test_the_strategies_are_those_of_the_assignor() -> None:
+def test_the_strategy_choices_equal_the_assignors() -> None:
     """The hard-coded choices of `--strategy` equal the assignor's, which the help does not import."""
     assert get_args(Strategy) == STRATEGIES

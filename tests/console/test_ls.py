@@ -38,7 +38,7 @@ def _make_root(url: str) -> ObjectStore:
     return objects
 
 
-def test_a_folder_log_of_another_program_makes_no_root(tmp_path: Path) -> None:
+def test_a_log_folder_of_another_program_is_not_a_root(tmp_path: Path) -> None:
     """A folder `log` with other files or folders is no root, and roots below and beside it are listed."""
     prefix = f"file://{tmp_path}"
     for folder, name in (("app", "driver.out"), ("table", "00000000000000000001.json"), ("old", "1/x"), ("empty", "")):
@@ -99,7 +99,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> WatchedStore:
     return objects
 
 
-def test_counted_requests_of_a_search(store: WatchedStore) -> None:
+def test_a_search_sends_one_list_per_folder(store: WatchedStore) -> None:
     """A search sends one LIST per folder and one more per folder with a log, however many objects the folders have."""
     for number in range(40):
         for record in range(3):
@@ -116,7 +116,7 @@ def test_counted_requests_of_a_search(store: WatchedStore) -> None:
     assert {kind for kind, count in store.requests.items() if count} <= {"put", "list"}
 
 
-def test_counted_folders_of_a_wide_prefix(store: WatchedStore) -> None:
+def test_a_search_stops_after_folders_max_folders(store: WatchedStore) -> None:
     """A search stops after ``folders_max`` folders and reads those near the prefix first."""
     for number in range(300):
         store.put_if_absent(f"table/date={number:03d}/hour=1/part-0", b"")
@@ -127,7 +127,7 @@ def test_counted_folders_of_a_wide_prefix(store: WatchedStore) -> None:
     assert len(store.folders) == 100 + 3
 
 
-def test_a_search_that_is_not_complete_has_exit_code_1(tmp_path: Path) -> None:
+def test_an_incomplete_search_exits_with_1(tmp_path: Path) -> None:
     """An incomplete search exits with 1, so that no script mistakes its list for complete."""
     for number in range(root_search.FOLDERS_MAX + 1):
         (tmp_path / "table" / f"date={number}").mkdir(parents=True)

@@ -52,7 +52,7 @@ def _write_status(query: Elastic) -> None:
     assert query.memory.put_if_absent(paths.STATUS, encode(status))
 
 
-def test_every_move_of_every_report_is_in_the_log_with_its_reason(query: Elastic) -> None:
+def test_the_log_has_each_reported_move_with_its_reason(query: Elastic) -> None:
     """The log has each move of the batch reports with its reason, when executors join, are drained and are lost."""
     reports = query.settle()
     query.cluster.add("3")
@@ -94,7 +94,7 @@ def test_the_moves_of_a_key_group_explain_its_owner(query: Elastic) -> None:
     assert "The retained records have no such move." in _run("moves", query.home.root, "--key-group", 99).output
 
 
-def test_moves_of_an_idle_query_are_in_its_status_and_later_in_the_log(query: Elastic) -> None:
+def test_moves_of_an_idle_query_are_shown_from_the_status_then_the_log(query: Elastic) -> None:
     """Moves between batches are shown from the status, and from the log after the next batch."""
     query.feed(3)
     logged = _moves(query.home.root, "--limit", 1000)
@@ -175,7 +175,7 @@ def test_owners_around_a_missing_record_are_not_compared(tmp_path: Path) -> None
     assert [(move["to_member"], move["version"]) for move in _moves(root)] == [("c", 3)]
 
 
-def test_a_key_group_without_an_owner_has_moved(tmp_path: Path) -> None:
+def test_losing_an_owner_is_a_move_to_no_member(tmp_path: Path) -> None:
     """Losing an owner is a move to no member, and a period includes a move at its start."""
     root = _root_of(tmp_path, {"owners": {"0": "a"}}, {"owners": {}}, {"owners": {"0": "b"}})
     shown = [(move["from_member"], move["to_member"]) for move in _moves(root)]
@@ -201,7 +201,7 @@ def test_a_move_at_the_time_of_the_newest_record_is_read_from_the_status(tmp_pat
     assert [(shown["to_member"], shown["record"]) for shown in _moves(root)] == [("b", None)]
 
 
-def test_a_period_and_a_limit_choose_moves(query: Elastic) -> None:
+def test_moves_are_selected_by_a_period_and_a_limit(query: Elastic) -> None:
     """A period includes both ends, a limit keeps the newest moves, and times without a zone are refused."""
     query.feed()
     query.clock.advance(100)

@@ -28,7 +28,7 @@ def _run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["plan", *map(str, arguments)])
 
 
-def test_a_folder_gives_one_json_object_a_line(folder: Path) -> None:
+def test_a_folder_gives_one_line_of_json_per_file(folder: Path) -> None:
     """A folder of two files gives two lines of JSON with the documented fields."""
     done = _run("--scenario", folder, "--converge", "--json")
     lines = [json.loads(line) for line in done.output.splitlines()]
@@ -51,7 +51,7 @@ def test_history_adds_every_round_with_the_lags_before_it(folder: Path) -> None:
     assert {move["goal"] for move in first["moves"]} == {"balance", "standby"}
 
 
-def test_a_compressed_file_is_read_as_it_is(folder: Path) -> None:
+def test_a_compressed_file_gives_the_same_output(folder: Path) -> None:
     """A `.json.gz` file gives the same output as the `.json` file."""
     plain = folder / "kip441_scale_out.json"
     packed = folder / "packed.json.gz"
@@ -59,7 +59,7 @@ def test_a_compressed_file_is_read_as_it_is(folder: Path) -> None:
     assert _run("--scenario", packed, "--json").output == _run("--scenario", plain, "--json").output
 
 
-def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
+def test_text_shows_owners_standbys_and_further_rebalances(folder: Path) -> None:
     """Text output shows owners and standbys, announces further rebalances, and says if there are no moves."""
     done = _run("--scenario", folder / "kip441_scale_out.json", "--strategy", "min_cost")
     assert "I1: owns 0_0,0_2  standby 0_1" in done.output
@@ -69,7 +69,7 @@ def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
     assert done.exit_code == 0
 
 
-def test_events_that_are_left_out_are_named(folder: Path) -> None:
+def test_the_command_warns_of_ignored_events(folder: Path) -> None:
     """Without --converge the command warns that a file's events are ignored."""
     case = json.loads((CASES / "kip441_scale_in_event.json").read_text())["scenario"]
     (folder / "event.json").write_text(json.dumps(case))
@@ -77,7 +77,7 @@ def test_events_that_are_left_out_are_named(folder: Path) -> None:
     assert "its events" not in _run("--scenario", folder / "event.json", "--converge").stderr
 
 
-def test_a_file_that_is_no_scenario_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_scenario_names_the_file(tmp_path: Path) -> None:
     """The error for a file that is no scenario names the file."""
     (tmp_path / "x.json").write_text("{}")
     done = _run("--scenario", tmp_path / "x.json")

@@ -83,7 +83,7 @@ def filled(world: World, tmp_path: Path) -> World:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_command_gives_a_terminal_what_it_obeys(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_every_command_escapes_control_characters(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
     """Commands escape control characters in members, hosts, racks, tags, schemas and offsets of the newest record."""
     record = newest(filled)
     (tmp_path / "metadata").write_text(json.dumps({"id": record.query_id}))
@@ -109,7 +109,9 @@ def encrypt(world: World, key: bytes) -> None:
 
 
 @pytest.mark.parametrize("command", [("verify", "{root}"), ("plan", "{root}")])
-def test_json_stays_json_and_loses_nothing(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_json_contains_the_exact_characters_in_escaped_form(
+    filled: World, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     """JSON output contains the exact characters in escaped form."""
     assert isinstance(filled.memory, MemoryStore)
     filled.memory._objects.by_name[EVIL] = b""  # private: no store accepts such a name
@@ -136,7 +138,7 @@ def strings(json_value: object) -> Iterator[str]:
             yield from strings(value)
 
 
-def test_an_error_is_printable_and_keeps_the_lines_of_its_problem() -> None:
+def test_an_error_is_printable_and_keeps_line_breaks_of_its_problem() -> None:
     """An error's text is printable and keeps line breaks only in the problem, such as those of a traceback."""
     error = UserFunctionError(f"it raised\n\t{EVIL}", remedy=EVIL, where=EVIL)
     assert str(error).count("\n") == 3, str(error)
@@ -145,7 +147,7 @@ def test_an_error_is_printable_and_keeps_the_lines_of_its_problem() -> None:
     assert (error.remedy, error.where) == (EVIL, EVIL), "a handler gets the original texts"
 
 
-def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> None:
+def test_a_record_with_control_characters_in_an_id_is_refused(filled: World) -> None:
     """A record with control characters in an id is refused, because errors, logs and delivery ids contain ids."""
     record = newest(filled)
     for field in ("query_id", "commit_id", "log_id", "previous", "dispatch"):
@@ -153,7 +155,7 @@ def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> No
             decode(encode(replace(record, **{field: EVIL})), paths.record_name(record.sequence))  # type: ignore[arg-type]
 
 
-def test_the_log_of_the_package_is_printable(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_messages_of_the_package_are_printable(caplog: pytest.LogCaptureFixture) -> None:
     """Log messages of the package are printable, including their exceptions."""
     logger = logging.getLogger("riffle_spark")
     logger.warning("it says %s\na line", EVIL, exc_info=ValueError(EVIL))

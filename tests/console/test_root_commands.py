@@ -85,7 +85,7 @@ def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> N
         assert part in text
 
 
-def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) -> None:
+def test_the_html_page_has_the_numbers_of_json(query: Elastic, tmp_path: Path) -> None:
     """`--html` writes a page with the numbers of `--json`, and prints nothing."""
     file = tmp_path / "status.html"
     assert run_command("status", query.home.root, "--html", file).exit_code == 1
@@ -145,7 +145,7 @@ def test_a_probe_fails_if_records_wait_or_the_driver_is_silent(
         ("stopped", -90, -90, "stopped", None),
     ],
 )
-def test_the_health_names_what_is_wrong(
+def test_a_late_status_or_a_clock_ahead_is_unhealthy(
     query: Elastic, state: Any, facts_age: int, commit_age: int, health: str, problem: str | None
 ) -> None:
     """A late status and a status from a clock that is ahead are unhealthy, and small clock differences are allowed."""
@@ -163,7 +163,7 @@ def test_the_health_names_what_is_wrong(
 
 
 @pytest.mark.parametrize(("batch_seconds", "health"), [(0.0, "ok"), (400.0, "behind")])
-def test_a_batch_that_runs_for_long_is_not_healthy(query: Elastic, batch_seconds: float, health: str) -> None:
+def test_a_long_batch_is_unhealthy(query: Elastic, batch_seconds: float, health: str) -> None:
     """A long batch is unhealthy even without known unread records, and an idle query with an old commit is healthy."""
     read = read_status(query.home.root)
     facts = DriverFacts(read.now_ms, "q", batch_seconds=batch_seconds)
@@ -200,7 +200,7 @@ def test_a_damaged_status_is_an_error_and_not_a_traceback(query: Elastic) -> Non
     assert "RIFFLE-1310" in done.output
 
 
-def test_the_probe_is_an_exit_code(query: Elastic) -> None:
+def test_max_age_exits_with_0_for_a_live_query_and_1_otherwise(query: Elastic) -> None:
     """`--max-age` exits with 0 for a live query, 1 otherwise, and 2 for a wrong duration."""
     for options in ((), ("--json",)):
         assert run_command("status", query.home.root, "--max-age", "5m", *options).exit_code == 1
@@ -209,7 +209,7 @@ def test_the_probe_is_an_exit_code(query: Elastic) -> None:
     assert run_command("status", query.home.root, "--max-age", "soon").exit_code == 2
 
 
-def test_the_log_lists_records_with_what_a_rollback_may_go_to(query: Elastic) -> None:
+def test_the_log_shows_rollback_targets_of_retained_records(query: Elastic) -> None:
     """`riffle log` shows a rollback target for each retained batch and record, and none before the promise."""
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
@@ -238,7 +238,7 @@ def test_the_log_shows_which_key_groups_moved(running_query: Elastic) -> None:
     assert all(tail.owners[task] == owner for task, _, owner in moved)
 
 
-def test_stores_have_their_columns_and_sizes(query: Elastic) -> None:
+def test_stores_shows_sizes_and_the_largest_key_groups_first(query: Elastic) -> None:
     """`riffle stores` shows sizes from the manifest and the largest key-groups first."""
     (store,) = read_json("stores", query.home.root)["stores"]
     log = Log(query.memory, query.home.root)
@@ -254,7 +254,7 @@ def test_stores_have_their_columns_and_sizes(query: Elastic) -> None:
     assert "KiB" in text
 
 
-def test_where_names_the_owner_that_the_log_has(query: Elastic) -> None:
+def test_where_names_the_owner_and_standbys_of_the_log(query: Elastic) -> None:
     """`riffle where` names the key-group, the owner and the standbys of each key as in the log."""
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
@@ -354,7 +354,7 @@ def test_where_refuses_a_key_that_does_not_fit_with_the_columns(tmp_path: Path, 
     assert "id (int64)" in done.output
 
 
-def test_where_takes_a_partition_if_the_query_dispatches_by_partition(tmp_path: Path) -> None:
+def test_where_takes_a_topic_and_partition_with_partition_dispatch(tmp_path: Path) -> None:
     """With partition dispatch `riffle where` takes a topic and a partition instead of a key."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)
@@ -368,7 +368,7 @@ def test_where_takes_a_partition_if_the_query_dispatches_by_partition(tmp_path: 
         assert (done.exit_code, id in done.output) == (1, True), done.output
 
 
-def test_where_asks_for_the_store_if_the_keys_differ(tmp_path: Path) -> None:
+def test_where_requires_a_store_if_the_keys_differ(tmp_path: Path) -> None:
     """`riffle where` requires --store if stores have different keys, and refuses an unknown one."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)

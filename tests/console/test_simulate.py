@@ -33,7 +33,7 @@ def _run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(each) for each in arguments])
 
 
-def test_a_table_has_a_line_for_each_policy_and_says_what_is_modelled(world: Path) -> None:
+def test_a_table_has_a_line_for_each_policy_and_explains_it(world: Path) -> None:
     """Without options all policies are played, and each line of the table is explained below it."""
     done = _run("simulate", world)
     assert done.exit_code == 0
@@ -43,7 +43,7 @@ def test_a_table_has_a_line_for_each_policy_and_says_what_is_modelled(world: Pat
     assert all(f"  {name}: {policy.description}" in lines for name, policy in POLICIES.items())
 
 
-def test_json_has_an_object_a_policy_and_history_if_asked_for(world: Path) -> None:
+def test_json_has_one_object_per_policy_and_optional_history(world: Path) -> None:
     """`--json` prints one object of sums per policy, and `--history` adds the figures of each batch."""
     done = _run("simulate", world, "--json", "--history", "--policy", "riffle", "--policy", "spark")
     ours, spark = (json.loads(line) for line in done.stdout.splitlines())
@@ -56,23 +56,23 @@ def test_json_has_an_object_a_policy_and_history_if_asked_for(world: Path) -> No
     assert sum(history["moves"]) == ours["moves"]
 
 
-def test_each_warning_of_the_assignor_is_told_once(world: Path) -> None:
+def test_each_warning_of_the_assignor_is_shown_once(world: Path) -> None:
     """Each warning of the assignor is shown once, with its policy in the text."""
     world.write_text(json.dumps({**WORLD, "config": {"assignor": "os.path.join", "include": {"rack": "zz"}}}))
     printed = [line for line in _run("simulate", world, "--policy", "riffle").stdout.splitlines() if "warning" in line]
-    found = json.loads(_run("simulate", world, "--policy", "riffle", "--json").stdout)["warnings"]
-    assert printed == [f"warning of riffle: {each}" for each in found]
-    assert len(set(found)) == len(found) > 1
+    warnings = json.loads(_run("simulate", world, "--policy", "riffle", "--json").stdout)["warnings"]
+    assert printed == [f"warning of riffle: {each}" for each in warnings]
+    assert len(set(warnings)) == len(warnings) > 1
 
 
-def test_what_would_fail_after_the_play_or_have_no_effect_is_refused_before(world: Path) -> None:
+def test_invalid_options_are_refused_before_the_world_is_played(world: Path) -> None:
     """`--history` without `--json` and an unknown policy of a file are refused before the world is played."""
     assert "--history requires --json" in _run("simulate", world, "--history").output
     world.write_text(json.dumps({**WORLD, "policies": ["rifle"]}))
     assert "Correct it in the field policies" in _run("simulate", world, "--policy", "riffle").output
 
 
-def test_another_seed_is_another_world(tmp_path: Path) -> None:
+def test_the_seed_option_replaces_the_files_seed(tmp_path: Path) -> None:
     """`--seed` replaces the file's seed and so changes random sizes."""
     spread = {**WORLD, "tasks": [{**WORLD["tasks"][0], "spread": 0.5}]}  # type: ignore[index]
     (tmp_path / "spread.json").write_text(json.dumps(spread))
@@ -98,11 +98,11 @@ def test_the_help_and_the_page_name_every_world_that_is_shipped() -> None:
     assert [name for name in SHIPPED if name not in shown or f"`{name}`" not in page] == []
 
 
-def test_capacity_is_worked_out_from_figures() -> None:
+def test_capacity_prints_text_or_json_and_warns_of_few_key_groups() -> None:
     """`riffle capacity` prints text or JSON, and warns if there are too few key-groups for the workers."""
     arguments = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
-    found = json.loads(_run(*arguments, "--json").stdout)
-    assert (found["total_workers"], found["num_boxes"]) == (112, 28)
+    capacity = json.loads(_run(*arguments, "--json").stdout)
+    assert (capacity["total_workers"], capacity["num_boxes"]) == (112, 28)
     text = _run(*arguments).output
     assert "total_workers" in text
     assert "128 key-groups cannot be balanced over 112 slots" in text
@@ -111,7 +111,7 @@ def test_capacity_is_worked_out_from_figures() -> None:
         assert "--state-bytes or ROOT is required" in _run(*rates, *words).output
 
 
-def test_a_file_of_settings_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+def test_a_named_settings_file_must_exist(tmp_path: Path) -> None:
     """A settings file that is named must exist, and the default one may be missing."""
     arguments = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1, "--state-bytes", 1)
     assert "does not exist" in _run(*arguments, "--conf-file", tmp_path / "nope.toml").output

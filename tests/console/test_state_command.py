@@ -52,7 +52,7 @@ def test_a_key_is_shown_at_the_newest_and_at_an_older_batch(query: World) -> Non
 
 
 @pytest.mark.parametrize("time", ["1s", "1m", "15 min", "2026-11-26T14:00Z", " 2026-11-26T15:00:00+01:00 "])
-def test_a_state_is_shown_as_of_a_time_or_a_duration_before_now(query: World, time: str) -> None:
+def test_state_is_shown_at_a_time_or_a_duration_before_now(query: World, time: str) -> None:
     """`--time` accepts the same times as `riffle rollback --to-time` and `riffle log --since`."""
     (row,) = run("show", query.home.root, "a", "--store", "totals", "--time", time)["rows"]
     assert (row["count"], row["version"]) == (2, 1)
@@ -100,7 +100,7 @@ def test_all_states_of_a_key_are_shown(query: World) -> None:
         ({"a": 2, "b": None}, "[2, null]"),
     ],
 )
-def test_composite_binary_and_null_keys_are_json(key: dict[str, Any], text: str) -> None:
+def test_composite_keys_are_json_with_bytes_as_base64(key: dict[str, Any], text: str) -> None:
     """Composite keys are JSON lists or objects, with bytes as base64."""
     operator = Stateful("pairs", ("a", "b"), aggregate(n=count()))
     with Harness(operator, pa.schema([("a", pa.int32()), ("b", pa.binary())])) as harness:
@@ -112,7 +112,7 @@ def test_composite_binary_and_null_keys_are_json(key: dict[str, Any], text: str)
 
 
 @pytest.mark.parametrize(("value", "text"), [("null", "null"), (None, "[null]"), ("[1]", '["[1]"]'), ("a b", "a b")])
-def test_a_key_of_one_text_column_is_the_text_itself(value: str | None, text: str) -> None:
+def test_a_single_text_key_is_the_plain_text(value: str | None, text: str) -> None:
     """A key of one text column is the text itself, and only lists and objects are JSON."""
     with Harness(Stateful("t", "k", aggregate(n=sum_("v"))), "k string, v long") as harness:
         harness.feed([{"k": k, "v": n} for n, k in enumerate(["null", None, "[1]", "a b"])])
@@ -120,7 +120,7 @@ def test_a_key_of_one_text_column_is_the_text_itself(value: str | None, text: st
         assert row["k"] == value
 
 
-def test_dates_times_and_decimals_are_text(tmp_path: Path) -> None:
+def test_dates_times_and_decimals_are_read_as_they_are_shown(tmp_path: Path) -> None:
     """Dates, times and decimals in keys are read in the form in which they are shown."""
     schema = pa.schema(
         [("d", pa.date32()), ("t", pa.timestamp("us", tz="UTC")), ("m", pa.decimal128(9, 2)), ("f", pa.float64())]

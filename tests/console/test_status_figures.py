@@ -58,7 +58,7 @@ def test_rates_are_those_of_the_last_five_minutes() -> None:
         assert rates_of(Status(DriverFacts(now_ms), batches=batches[:1])) == Rates(batch_seconds=0.0)
 
 
-def test_requests_of_the_last_ten_minutes_have_a_price(stored: Elastic) -> None:
+def test_requests_of_the_last_ten_minutes_are_shown_with_a_price(stored: Elastic) -> None:
     """`status` and `stores` show the requests of the last ten minutes per hour with their price."""
     settings = Settings(status_interval=60)
     exporter = StatusExporter(stored.memory, lambda: settings, tuple, "1.2.3", lambda _: None)
@@ -82,7 +82,7 @@ def test_requests_of_the_last_ten_minutes_have_a_price(stored: Elastic) -> None:
         assert "600 per hour, about 0.00024 USD per hour" in run_command(command, stored.home.root).output
 
 
-def test_a_root_on_files_has_no_price(tmp_path: Path) -> None:
+def test_a_root_on_files_shows_no_request_price(tmp_path: Path) -> None:
     """A root on files has no price of requests in any output or counter."""
     world = World(tmp_path / "local", root=f"file://{tmp_path}/state")
     exporter = StatusExporter(world.memory, lambda: world.settings, tuple, "1.2.3", lambda _: None)
@@ -101,7 +101,7 @@ def test_a_root_on_files_has_no_price(tmp_path: Path) -> None:
     assert "USD" not in page.read_text("utf-8")
 
 
-def test_the_rows_of_a_store_are_exact_or_at_most_a_number(query: Elastic, tmp_path: Path) -> None:
+def test_the_row_count_of_a_store_is_exact_or_an_upper_bound(query: Elastic, tmp_path: Path) -> None:
     """The row count of a store is exact if the records have it, and otherwise an upper bound."""
     log = query.log()
     tail = log.tail
@@ -133,13 +133,13 @@ def _check_rows(query: Elastic, folder: Path, rows: int, *, is_exact: bool) -> N
     assert page.read_text("utf-8").count(f'<data value="{rows}">{shown}</data>') == 2
 
 
-def test_stores_has_no_price_without_a_status(stored: Elastic) -> None:
+def test_stores_shows_no_requests_without_a_status(stored: Elastic) -> None:
     """`stores` shows no requests without a status, because the log does not have them."""
     assert read_json("stores", stored.home.root)["requests_per_hour"] is None
     assert re.search(r"Requests +unknown", run_command("stores", stored.home.root).output)
 
 
-def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: Elastic, tmp_path: Path) -> None:
+def test_all_outputs_agree_on_members_and_operator_requests(query: Elastic, tmp_path: Path) -> None:
     """The driver's facts, the metrics, the text, the JSON and the page agree on members and operator requests."""
     query.driver.operations.pin(4, query.member("1"))
     query.driver.operations.reconfigure(query.settings, {"local_disk_limit": 0.7})
@@ -197,7 +197,7 @@ def test_the_state_of_members_is_measured_once_in_30_seconds(query: Elastic) -> 
     _check_state_of_members(query, query.driver.facts())
 
 
-def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(stored: Elastic) -> None:
+def test_the_text_lists_the_partitions_with_the_largest_lag_first(stored: Elastic) -> None:
     """The text lists the ten partitions with the largest lag in records, and among equal ones in time."""
     source = tuple(PartitionLag("orders", number, number * 10, None) for number in range(12))
     write_status(stored, source=(*source, PartitionLag("late", 0, 110, 5.0), PartitionLag("late", 1, 110, 9.0)))
@@ -209,7 +209,7 @@ def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(stored: El
     assert not lines[11]
 
 
-def test_the_log_of_a_period_has_its_records_moves_and_warnings(query: Elastic) -> None:
+def test_the_log_of_a_period_shows_records_moves_and_warnings(query: Elastic) -> None:
     """`riffle log` of a period shows its records, moves and warnings, including both ends."""
     query.clock.advance(600)
     query.cluster.lose("2")
@@ -252,7 +252,7 @@ def test_the_last_moves_and_warnings_are_shown(stored: Elastic) -> None:
 
 
 @pytest.mark.parametrize(("watermark_ms", "shown"), [(None, "none"), (0, "none"), (1, "1970-01-01 00:00:00 UTC")])
-def test_a_watermark_of_0_is_none(watermark_ms: int | None, shown: str, tmp_path: Path) -> None:
+def test_a_watermark_of_0_is_shown_as_none(watermark_ms: int | None, shown: str, tmp_path: Path) -> None:
     """A watermark of 0 is shown as none, because Spark reports 0 for a query without a watermark."""
     root = f"file://{tmp_path}/state"
     log = Log(open_store(root), root)

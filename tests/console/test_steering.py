@@ -70,7 +70,7 @@ def resting(query: World, exporter: StatusExporter | None = None) -> Iterator[No
         thread.join()
 
 
-def test_a_drain_is_answered(query: World, root: str) -> None:
+def test_drain_with_wait_prints_the_answer(query: World, root: str) -> None:
     """`riffle drain --wait` prints the answer, and `riffle requests` lists the request with its author."""
     with resting(query):
         result = run("drain", root, "1", "--wait")
@@ -85,13 +85,13 @@ def test_a_drain_is_answered(query: World, root: str) -> None:
     assert shown[-1].index("applied") == shown[-2].index("STATE")
 
 
-def test_without_requests_the_list_says_so(query: World, root: str) -> None:
+def test_an_empty_request_list_is_reported_in_words(query: World, root: str) -> None:
     """`riffle requests` without requests says so instead of printing an empty table."""
     assert run("requests", root).output.startswith("No requests.")
     assert json.loads(run("requests", root, "--json").output) == {"requests": []}
 
 
-def test_a_drain_is_awaited_until_the_member_is_empty(query: World, root: str) -> None:
+def test_until_empty_waits_until_the_member_has_no_copies(query: World, root: str) -> None:
     """`--until-empty` waits until the member has no copies, which the status shows within a second. With --json
     progress goes to stderr.
     """
@@ -108,7 +108,7 @@ def test_a_drain_is_awaited_until_the_member_is_empty(query: World, root: str) -
     assert (drained.state, drained.owned, drained.standbys, drained.warmups) == ("drained", 0, 0, 0)
 
 
-def test_a_drain_that_takes_longer_is_not_empty_in_time(query: World, root: str) -> None:
+def test_a_drain_that_is_not_finished_in_time_exits_with_4(query: World, root: str) -> None:
     """A drain that is not finished in time exits with 4, says what the member still has, and continues."""
     with resting(query):
         refused = run("drain", root, "7", "--until-empty")
@@ -124,7 +124,7 @@ def test_a_drain_that_takes_longer_is_not_empty_in_time(query: World, root: str)
     assert (late.exit_code, "1 has 2 key-groups, 1 standby\n" in late.stdout) == (4, True), late
 
 
-def test_a_drain_that_another_operator_ends_is_not_awaited(query: World, root: str) -> None:
+def test_a_command_stops_waiting_if_another_operator_ends_the_drain(query: World, root: str) -> None:
     """A command that waits for a drain stops waiting if another operator ends the drain."""
     exporter = status_exporter(query)
     run("drain", root, "1")
@@ -140,7 +140,7 @@ def test_a_drain_that_another_operator_ends_is_not_awaited(query: World, root: s
     assert (progress.is_drained, progress.is_empty) == (False, False)
 
 
-def test_a_stopped_or_silent_query_is_a_warning_at_once(query: World, root: str) -> None:
+def test_a_command_warns_at_once_of_a_stopped_or_silent_query(query: World, root: str) -> None:
     """If the query is stopped or silent, the command warns at once, and the request stays for a driver that starts."""
     exporter = status_exporter(query)
     query.clock.advance(20_000)
@@ -159,7 +159,7 @@ def test_a_stopped_or_silent_query_is_a_warning_at_once(query: World, root: str)
     assert run("resume", root).exit_code == 0, "a driver has started since the status"
 
 
-def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) -> None:
+def test_a_refused_request_exits_with_1_and_the_errors_id(query: World, root: str) -> None:
     """A refused request makes the command exit with 1 and print the error's id."""
     with resting(query):
         result = run("pin", root, "99", "1", "--wait", "10 s", "--json")
@@ -167,7 +167,7 @@ def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) ->
     assert (result.exit_code, answer["state"], answer["error_id"]) == (1, "refused", "RIFFLE-0757")
 
 
-def test_without_an_answer_the_exit_code_is_4(query: World, root: str) -> None:
+def test_a_request_without_an_answer_exits_with_4(query: World, root: str) -> None:
     """The command exits with 4 if its request gets no answer in time, and the request stays; without --wait it exits
     with 0.
     """
@@ -189,7 +189,7 @@ def test_without_an_answer_the_exit_code_is_4(query: World, root: str) -> None:
         (["set", "ROOT", "num_standbys=2", "retained_for = 2 h"], "set", {"num_standbys": "2", "retained_for": "2 h"}),
     ],
 )
-def test_each_command_makes_its_request(
+def test_each_command_sends_its_request(
     query: World, root: str, arguments: list[str], command: str, request_arguments: dict[str, object]
 ) -> None:
     """Each command sends its request with its arguments by name and an expiry."""
@@ -219,7 +219,7 @@ def test_a_query_that_does_not_read_requests_is_refused_at_once(tmp_path: Path, 
     assert not open_store(root).exists(MAILBOX)
 
 
-def test_other_commands_and_housekeeping_leave_the_mailbox_alone(query: World, root: str) -> None:
+def test_verify_and_orphan_scans_leave_the_mailbox_alone(query: World, root: str) -> None:
     """`riffle verify` accepts the mailbox, and a scan for orphans keeps it."""
     run("drain", root, "1")
     verified = run("verify", root, "--json")
@@ -233,7 +233,7 @@ def test_other_commands_and_housekeeping_leave_the_mailbox_alone(query: World, r
     assert query.memory.exists(MAILBOX)
 
 
-def test_every_steering_command_is_listed() -> None:
+def test_help_lists_every_steering_command() -> None:
     """The help of riffle lists every steering command."""
     listed = {name for name, (module, _) in COMMANDS.items() if module == "steering"}
     assert listed == {"drain", "undrain", "pin", "unpin", "rebalance", "pause", "resume", "set", "requests"}

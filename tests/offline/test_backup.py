@@ -63,22 +63,22 @@ def copied(query: Query, to: Path, *, log_first: bool) -> None:
 
 
 @pytest.mark.parametrize("log_first", [True, False])
-def test_a_backup_is_whole_if_the_log_was_copied_first_and_the_checkpoint_last(tmp_path: Path, log_first: bool) -> None:
+def test_a_backup_is_complete_if_the_log_is_copied_before_the_objects(tmp_path: Path, log_first: bool) -> None:
     """A backup is complete if the log is copied before the objects, because a record lists only objects that exist."""
     query = Query(tmp_path / "first")
     query.run(BEFORE)
     backup = tmp_path / "backup"
     copied(query, backup, log_first=log_first)
     root, checkpoint = f"file://{backup / 'root'}", str(backup / "checkpoint")
-    found = verify(root)
-    assert any(finding.level == "state" for finding in found.findings) is not log_first, found.findings
+    report = verify(root)
+    assert any(finding.level == "state" for finding in report.findings) is not log_first, report.findings
     if not log_first:
         return
-    assert found.version is not None
-    assert BEFORE - 1 <= found.version < Checkpoint(checkpoint).next_batch() - 1
-    rollback(root, found.version, checkpoint, execute=True)
+    assert report.version is not None
+    assert BEFORE - 1 <= report.version < Checkpoint(checkpoint).next_batch() - 1
+    rollback(root, report.version, checkpoint, execute=True)
     again = Query(backup)
-    again.version = found.version + 1
+    again.version = report.version + 1
     again.run(query.version)
     again.check()
     assert verify(root, checkpoint).is_whole

@@ -64,7 +64,7 @@ def commands_store(monkeypatch: pytest.MonkeyPatch, world: World, fault: Fault, 
 
 @pytest.mark.parametrize(("command", "more"), [("adopt", 9), ("rollback", 1), ("dispatch", 9), ("keys", 1)])
 @pytest.mark.sample(step=2)
-def test_a_command_beside_a_query_that_went_on_is_told_so(
+def test_a_command_overtaken_by_a_running_query_is_refused(
     world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str,
     more: int,
 ) -> None:  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_command_beside_a_query_that_went_on_is_told_so(
 
 @pytest.mark.parametrize("command", ["rollback", "dispatch"])
 @pytest.mark.sample(step=2)
-def test_what_a_query_sweeps_under_a_command_is_not_told_as_damage(
+def test_objects_deleted_during_a_command_are_a_conflict_and_not_damage(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     """Objects that a running query deletes during a command are reported as a conflict, and as damage only if no query
@@ -116,7 +116,7 @@ def test_what_a_query_sweeps_under_a_command_is_not_told_as_damage(
 
 @pytest.mark.parametrize("command", ["rollback", "dispatch"])
 @pytest.mark.sample(step=2)
-def test_a_command_whose_record_may_be_there_can_be_run_again(
+def test_a_command_whose_commit_is_unclear_can_be_run_again(
     world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     """A command whose commit is unclear because the store failed can be run again."""
@@ -140,7 +140,7 @@ def test_a_command_whose_record_may_be_there_can_be_run_again(
 
 
 @pytest.mark.parametrize("command", ["rollback"])
-def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
+def test_rights_expired_after_a_record_say_the_command_took_effect(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     """If rights expire after a command has written its record, the error says that the command took effect."""
@@ -169,7 +169,7 @@ def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
 @pytest.mark.parametrize("batches", [1, 2, 20])
 @pytest.mark.parametrize("is_last_planned", [True, False])
 @pytest.mark.sample(step=3)
-def test_a_query_that_commits_while_it_is_verified_is_not_ahead_of_its_state(
+def test_commits_during_verify_are_no_mismatch(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, batches: int, is_last_planned: bool
 ) -> None:
     """Commits during `verify` are no mismatch of state and checkpoint, and a checkpoint ahead of the state is one."""
@@ -192,7 +192,7 @@ def test_a_query_that_commits_while_it_is_verified_is_not_ahead_of_its_state(
     assert f"next batch is {ahead + 2}, but the state is at batch {ahead - 1}" in finding.problem
 
 
-def test_commits_between_the_two_looks_of_verify_are_no_mismatch(
+def test_commits_between_the_two_reads_of_verify_are_not_reported_lost(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches that are committed between the two reads of the log by `verify` are not reported as lost."""

@@ -20,7 +20,7 @@ ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition"
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize(("first", "second"), ROUND_TRIPS)
 @pytest.mark.sample(step=2)
-def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str, second: str) -> None:
+def test_a_query_keeps_its_state_over_a_switch_and_a_switch_back(tmp_path: Path, first: str, second: str) -> None:
     """After a switch and a switch back, every key continues with its state, although executors have old copies."""
     played = Played(World(tmp_path, operators=two_stores(), dispatch=first, key_groups=16))
     played.batches(4)
@@ -32,7 +32,7 @@ def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str
     assert played.world.log().tail.dispatch == first  # type: ignore[union-attr]
 
 
-def test_another_number_of_key_groups_takes_a_switch(tmp_path: Path) -> None:
+def test_another_number_of_key_groups_is_refused_until_a_switch(tmp_path: Path) -> None:
     """A query with another number of key-groups is refused until the state is switched."""
     played = Played(World(tmp_path, operators=two_stores(), key_groups=16))
     played.batches(3)
@@ -46,7 +46,7 @@ def test_another_number_of_key_groups_takes_a_switch(tmp_path: Path) -> None:
     played.check()
 
 
-def test_the_wrong_dispatch_is_refused_with_both_named(tmp_path: Path) -> None:
+def test_a_query_with_another_dispatch_than_its_state_is_refused(tmp_path: Path) -> None:
     """A query with another dispatch than its state is refused, and the error names the command to switch."""
     world = World(tmp_path)
     world.batch(0, parted(one(1)))
@@ -64,7 +64,7 @@ def checkpoint(tmp_path: Path) -> str:
     return str(written_checkpoint(tmp_path / "checkpoint"))
 
 
-def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:
+def test_a_rollback_over_a_switch_restores_the_dispatch(tmp_path: Path, checkpoint: str) -> None:
     """A rollback to a batch before a switch of dispatch restores the batch's dispatch and shards."""
     played = Played(World(tmp_path, operators=two_stores(), key_groups=16, retained_versions=100))
     played.batches(4)
@@ -86,7 +86,7 @@ def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> 
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
-def test_a_query_that_begins_with_no_state_on_purpose_has_its_dispatch(
+def test_adopt_empty_fixes_the_dispatch_and_number_of_key_groups(
     tmp_path: Path, checkpoint: str, dispatch: str
 ) -> None:
     """`riffle adopt --empty` fixes the dispatch and the number of key-groups."""

@@ -89,7 +89,7 @@ def ids(*numbers: int) -> pa.Table:
     return pa.table({"id": [bytes([n, 0, 255]) for n in numbers], "n": list(numbers)}, schema=ROWS)
 
 
-def test_aggregates_move(tmp_path: Path) -> None:
+def test_aggregates_are_exported_and_loaded(tmp_path: Path) -> None:
     """Aggregates with binary keys and a NULL key are exported and loaded."""
     operator = Stateful("totals", "id", aggregate(visits=count(), most=max_("n"), total=sum_("n")))
     batches = [ids(*range(0, 40 * step, step)) for step in (1, 2, 3, 1)]
@@ -98,7 +98,7 @@ def test_aggregates_move(tmp_path: Path) -> None:
     )
 
 
-def test_deduplication_moves(tmp_path: Path) -> None:
+def test_rows_seen_before_an_export_are_duplicates_after_the_load(tmp_path: Path) -> None:
     """Rows that were seen before the export are duplicates after the load."""
     spec = DistinctSpec("seen", pa.schema([ROWS.field("id")]), ROWS, None, None)
     compare(Stateful("seen", "id", DistinctRows(spec)), ROWS, [ids(1, 2, 3), ids(3, 4), ids(1, 4, 5)], tmp_path)
@@ -106,7 +106,7 @@ def test_deduplication_moves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", UNTIMED)
 @pytest.mark.sample(step=4)
-def test_processors_move(name: str, tmp_path: Path) -> None:
+def test_processor_state_is_exported_and_loaded(name: str, tmp_path: Path) -> None:
     """Values, lists and maps with nested keys are exported and loaded."""
     case = CASES[name]
     operator = transform_with_state(
@@ -115,7 +115,7 @@ def test_processors_move(name: str, tmp_path: Path) -> None:
     compare(operator, case.input, list(case.batches), tmp_path)
 
 
-def test_timers_and_times_to_live_move(tmp_path: Path) -> None:
+def test_timers_fire_and_values_expire_after_the_load(tmp_path: Path) -> None:
     """After the load timers fire and values expire at their times."""
     rows = pa.schema([("user", pa.string())])
     operator = transform_with_state(
@@ -133,7 +133,7 @@ def test_timers_and_times_to_live_move(tmp_path: Path) -> None:
         assert len(new.delivered()) == 20
 
 
-def test_keys_that_end_move(tmp_path: Path) -> None:
+def test_a_window_closes_at_its_end_after_the_load(tmp_path: Path) -> None:
     """After the load a window closes at its end."""
     operator = Stateful("windows", ("end", "k"), CountedWindows("append", False))
     with Harness(operator, KEY, late=ENDS) as query, Harness(operator, KEY, late=ENDS) as new:
@@ -144,7 +144,7 @@ def test_keys_that_end_move(tmp_path: Path) -> None:
         assert [row["k"] for row in new.feed()] == ["a"]
 
 
-def test_sessions_move(tmp_path: Path) -> None:
+def test_open_sessions_are_exported_and_loaded(tmp_path: Path) -> None:
     """Open sessions are exported and loaded, and several sessions of a page are one row that counts as several."""
     sessions = page_windows.spec(page_windows.SESSION, page_windows.FUNCTIONS[:3])
 
@@ -158,7 +158,7 @@ def test_sessions_move(tmp_path: Path) -> None:
     compare(grouped, sessions.rows, batches, tmp_path)
 
 
-def test_another_number_of_key_groups_and_encryption(tmp_path: Path) -> None:
+def test_a_load_changes_the_number_of_key_groups_and_encrypts(tmp_path: Path) -> None:
     """A load changes the number of key-groups and encrypts the new root; the export itself is not encrypted."""
     file = tmp_path / "keys.txt"
     file.write_text("a = " + "AAAA" * 10 + "AAA=\n")
@@ -209,7 +209,7 @@ def test_empty_values_that_parquet_lacks_are_not_null(kind: pa.DataType, values:
     assert export._stored_column(file, pa.field("x", kind)).to_pylist() == column.to_pylist()
 
 
-def test_key_groups_of_many_rows_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_key_group_is_exported_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large key-group is exported to several files without losing a row."""
     from riffle_spark.offline import export
 
@@ -243,7 +243,7 @@ def test_an_initial_state_that_was_loaded_is_not_loaded_again(tmp_path: Path) ->
         assert contents(new) == contents(query)
 
 
-def test_text_that_is_not_utf8_moves(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_keeps_its_bytes(tmp_path: Path) -> None:
     """Text that is not UTF-8 keeps its bytes."""
     rows = pa.schema([("user", pa.string())])
     operator = Stateful("totals", "user", aggregate(visits=count()))
@@ -254,7 +254,7 @@ def test_text_that_is_not_utf8_moves(tmp_path: Path) -> None:
         assert sorted(texts) == [b"a", b"\xff\x00"]
 
 
-def test_a_store_is_loaded_beside_others(tmp_path: Path) -> None:
+def test_a_store_is_loaded_under_another_name_beside_existing_stores(tmp_path: Path) -> None:
     """A store is loaded under another name beside existing stores, and a name with state is refused."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
     with Harness(operator, ROWS) as query:
@@ -270,7 +270,7 @@ def test_a_store_is_loaded_beside_others(tmp_path: Path) -> None:
         assert export_state(query.root, "copy", str(tmp_path / "copy")).rows == 2
 
 
-def test_exports_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+def test_an_incomplete_or_damaged_export_is_refused(tmp_path: Path) -> None:
     """An incomplete or damaged export, and a target folder that is not empty, are refused."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
     with Harness(operator, ROWS) as query:
@@ -306,7 +306,7 @@ def test_exports_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         assert Log(open_store(new), new).open() is None
 
 
-def test_the_commands_export_and_load(tmp_path: Path) -> None:
+def test_the_export_and_load_commands_work_on_roots_of_files(tmp_path: Path) -> None:
     """`riffle export` and `riffle state load` work on roots of files."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
     with Harness(operator, ROWS) as query:

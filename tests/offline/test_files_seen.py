@@ -65,7 +65,7 @@ def files(tmp_path: Path) -> Query:
     return Query(tmp_path, '{"logOffset":%d}', keeps_files=True)
 
 
-def test_a_checkpoint_from_a_backup_is_followed_by_the_state(files: Query) -> None:
+def test_the_rollback_printed_for_a_restored_checkpoint_works(files: Query) -> None:
     """After a checkpoint was restored from a backup, the printed rollback command works and the query continues."""
     files.restore()
     (finding,) = verify(files.world.home.root, str(files.checkpoint)).findings
@@ -78,7 +78,7 @@ def test_a_checkpoint_from_a_backup_is_followed_by_the_state(files: Query) -> No
 
 
 @pytest.mark.parametrize(("to", "execute"), [(BATCHES - 1, False), (f"record:{BATCHES}", True)])
-def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, to: int | str, execute: bool) -> None:
+def test_a_rollback_to_files_that_the_checkpoint_lacks_is_refused(files: Query, to: int | str, execute: bool) -> None:
     """A rollback to a batch whose files the checkpoint does not list is refused before it changes anything."""
     files.restore()
     with pytest.raises(ConfigError, match="RIFFLE-0141") as caught:
@@ -90,7 +90,7 @@ def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, 
     assert command == "verify"
 
 
-def test_a_rollback_of_a_rollback_goes_forward_over_files_that_were_seen(files: Query) -> None:
+def test_a_rollback_of_a_rollback_can_return_to_later_batches(files: Query) -> None:
     """A rollback keeps the log of files, so that a rollback of the rollback can return to later batches."""
     root, checkpoint = files.world.home.root, str(files.checkpoint)
     rollback(root, 3, checkpoint, execute=True)
@@ -100,7 +100,7 @@ def test_a_rollback_of_a_rollback_goes_forward_over_files_that_were_seen(files: 
     assert files.run(BATCHES) == "run"
 
 
-def test_a_source_with_offsets_alone_goes_forward(tmp_path: Path) -> None:
+def test_a_source_that_stores_only_offsets_can_be_rolled_forward(tmp_path: Path) -> None:
     """A source that stores only offsets, such as Kafka, can be rolled forward with an older checkpoint."""
     kafka = Query(tmp_path, KAFKA, keeps_files=False)
     kafka.restore()
@@ -110,7 +110,7 @@ def test_a_source_with_offsets_alone_goes_forward(tmp_path: Path) -> None:
     assert kafka.run(BATCHES) == "run"
 
 
-def test_who_takes_state_over_is_told_of_sources_that_begin_elsewhere(tmp_path: Path) -> None:
+def test_adopt_warns_of_sources_that_start_elsewhere(tmp_path: Path) -> None:
     """`riffle adopt` warns if a source of the new checkpoint starts elsewhere, because rows would be missed or counted
     twice.
     """
@@ -126,7 +126,7 @@ def test_who_takes_state_over_is_told_of_sources_that_begin_elsewhere(tmp_path: 
             assert all(("missed" if name == "kafka" else "count all its rows again") in step for step in warned)
 
 
-def test_who_takes_state_over_with_a_checkpoint_of_before_is_told_where_it_goes_on(files: Query) -> None:
+def test_adopt_with_an_older_checkpoint_warns_of_its_offsets(files: Query) -> None:
     """`riffle adopt` with an older copy of the checkpoint warns about the offsets at which the query would continue."""
     (files.checkpoint / "metadata").write_text('{"id": "another"}')
     assert len(adopt(files.world.home.root, str(files.checkpoint)).steps) == 1
@@ -156,6 +156,6 @@ def test_who_takes_state_over_with_a_checkpoint_of_before_is_told_where_it_goes_
         (['{"logOffset":7}', '{"logOffset":7}', '{"logOffset":9}'], {0: 7, 1: 3}, True),
     ],
 )
-def test_what_an_entry_needs(offsets: list[str], seen: dict[int, int], is_short: bool) -> None:
+def test_only_file_sources_need_log_entries(offsets: list[str], seen: dict[int, int], is_short: bool) -> None:
     """Only file sources need log entries. A source that is read twice has two offsets, and one in memory no entry."""
     assert bool(describe_missing_entries(LATER + "\n".join(offsets), seen)) == is_short

@@ -62,7 +62,9 @@ def check_continues(world: World, source: dict[object, tuple[object, ...]]) -> N
     assert world.state("totals") == expected
 
 
-def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, world: World, states: States) -> None:
+def test_a_fork_of_a_savepoint_and_its_source_continue_independently(
+    tmp_path: Path, world: World, states: States
+) -> None:
     """A fork has the batch's objects and one record, and both queries continue independently."""
     new_root = f"file://{tmp_path}/new"
     plan = fork(world.home.root, new_root, "savepoint:a")
@@ -78,7 +80,7 @@ def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, wor
     assert world.state("totals") == states[14]
 
 
-def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
+def test_a_fork_and_a_rollback_restore_all_stores(tmp_path: Path) -> None:
     """A fork and a rollback to a savepoint restore the state of all stores."""
     root = f"file://{tmp_path}/both"
     world = World(tmp_path / "two", operators=two_stores(), root=root, snapshot_chain_links=2, retained_versions=4)
@@ -103,7 +105,7 @@ def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
     assert {store: world.state(store) for store in before} == now
 
 
-def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: World) -> None:
+def test_a_query_uses_a_fork_only_after_an_adoption(tmp_path: Path, world: World) -> None:
     """A query uses a fork only after an adoption, and the source query is refused, because it would repeat batches."""
     new_root = f"file://{tmp_path}/new"
     fork(world.home.root, new_root, 7, execute=True)
@@ -124,12 +126,14 @@ def test_state_can_be_forked_after_a_purge(tmp_path: Path, world: World) -> None
     check_continues(adopted(tmp_path, new_root, 7), state | {"k1": (0, 0)})
 
 
-@pytest.mark.parametrize("at", [6, "record:8"])
+@pytest.mark.parametrize("target", [6, "record:8"])
 @pytest.mark.sample("record:8")
-def test_a_retained_batch_or_record_can_be_forked(tmp_path: Path, world: World, states: States, at: int | str) -> None:
+def test_a_retained_batch_or_record_can_be_forked(
+    tmp_path: Path, world: World, states: States, target: int | str
+) -> None:
     """A fork accepts the same batches and records as a rollback."""
     new_root = f"memory://{uuid.uuid4().hex}"
-    version = fork(world.home.root, new_root, at, execute=True).version
+    version = fork(world.home.root, new_root, target, execute=True).version
     check_continues(adopted(tmp_path, new_root, version), states[version])
 
 
@@ -162,7 +166,7 @@ def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> Dying:
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 @pytest.mark.sample("file")
-def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
+def test_an_interrupted_fork_is_completed_by_the_same_command(
     tmp_path: Path, world: World, states: States, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A fork that dies at any request leaves no root that a query starts on, and the same command completes it."""
@@ -209,7 +213,7 @@ def test_a_copied_object_that_is_too_short_is_copied_again(tmp_path: Path, world
 
 @pytest.mark.parametrize("execute", [False, True])
 @pytest.mark.sample(step=2)
-def test_a_root_in_use_is_refused(tmp_path: Path, world: World, execute: bool) -> None:
+def test_a_fork_to_an_overlapping_or_used_root_is_refused(tmp_path: Path, world: World, execute: bool) -> None:
     """A fork is refused to the same root, to a root below or above it, and to a root with a log or other objects."""
     root = world.home.root
     for new_root in (root, f"{root}/below", f"file://{tmp_path}"):
@@ -225,7 +229,7 @@ def test_a_root_in_use_is_refused(tmp_path: Path, world: World, execute: bool) -
         fork(root, used.home.root, 7, execute=execute)
 
 
-def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log(
+def test_a_fork_of_a_batch_deleted_meanwhile_leaves_no_log(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fork of a batch that is deleted meanwhile is refused without a log in the new root, and the remedy is a
@@ -248,7 +252,7 @@ def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log
     assert verify(f"{new_root}2").findings == ()
 
 
-def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
+def test_a_fork_of_encrypted_state_is_read_with_its_keys_or_rewritten(
     tmp_path: Path, states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fork of encrypted state needs no key, and the new root is read with the source's keys or rewritten."""
@@ -270,7 +274,7 @@ def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("limit", [0, 16 << 20], ids=["by a temporary file", "in memory"])
-def test_a_fork_to_another_service_is_read_and_written(
+def test_a_fork_to_another_service_is_copied_through_this_machine(
     tmp_path: Path,
     world: World,
     states: States,
@@ -291,7 +295,7 @@ def test_a_fork_to_another_service_is_read_and_written(
     check_continues(adopted(tmp_path, last, 5), states[5])
 
 
-def test_the_command_prints_the_offsets(tmp_path: Path, world: World) -> None:
+def test_the_fork_command_prints_offsets_and_needs_one_target(tmp_path: Path, world: World) -> None:
     """The command prints the offsets, asks for --execute, and requires exactly one target."""
     new_root = f"file://{tmp_path}/new"
     plan = run_command("fork", world.home.root, new_root, "--savepoint", "a")

@@ -21,10 +21,10 @@ BATCHES = 4
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """Return a query that has run some batches, with its root in memory."""
-    found = World(tmp_path, retained_versions=50)
+    world = World(tmp_path, retained_versions=50)
     for version in range(BATCHES):
-        found.batch(version, one(version))
-    return found
+        world.batch(version, one(version))
+    return world
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def ended_at(checkpoint: Path) -> str:
     return (checkpoint / "offsets" / str(BATCHES - 1)).read_text()
 
 
-def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkpoint: Path) -> None:
+def test_a_root_restored_from_before_a_rollback_is_refused_with_a_remedy(world: World, checkpoint: Path) -> None:
     """A root restored from before a rollback is refused, and the named rollback makes state and checkpoint agree."""
     backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
     taken_another_way(world, checkpoint)
@@ -62,12 +62,12 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
     world.memory.delete(world.memory.list(""))
     for name, data in backup.items():
         world.memory.put_if_absent(name, data)
-    (found,) = verify(world.home.root, str(checkpoint)).findings
-    assert (found.level, found.where) == ("state", str(checkpoint))
+    (finding,) = verify(world.home.root, str(checkpoint)).findings
+    assert (finding.level, finding.where) == ("state", str(checkpoint))
     world.start()
     with pytest.raises(ConflictError, match="RIFFLE-0211") as refused:
         world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
-    led = [command[-2] for command in printed(found.remedy) + printed(refused.value.remedy)]
+    led = [command[-2] for command in printed(finding.remedy) + printed(refused.value.remedy)]
     assert led == ["3", "3"]
     rollback(world.home.root, 3, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
@@ -76,7 +76,7 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
-def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
+def test_concurrent_rollbacks_end_in_one_history_or_are_refused(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If two concurrent rollbacks leave state and checkpoint in different histories, the query is refused until another
@@ -93,7 +93,7 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
 
     monkeypatch.setattr(Checkpoint, "restore", last)
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
-    assert [found.level for found in verify(world.home.root, str(checkpoint)).findings] == ["state"]
+    assert [finding.level for finding in verify(world.home.root, str(checkpoint)).findings] == ["state"]
     world.start()
     with pytest.raises(ConflictError, match="RIFFLE-0211"):
         world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
@@ -103,13 +103,13 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
-def test_commits_beyond_what_is_planned_count_for_nothing(world: World, checkpoint: Path) -> None:
+def test_commits_of_batches_without_offsets_are_ignored(world: World, checkpoint: Path) -> None:
     """Commits of batches without offsets are ignored, which a copy of a running query's checkpoint may contain."""
     for version in range(2, BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
     assert Checkpoint(str(checkpoint)).next_batch() == 1
-    (found,) = verify(world.home.root, str(checkpoint)).findings
-    ((*_, to, _),) = printed(found.remedy)
+    (finding,) = verify(world.home.root, str(checkpoint)).findings
+    ((*_, to, _),) = printed(finding.remedy)
     rollback(world.home.root, to, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
     assert Checkpoint(str(checkpoint)).next_batch() == 1
@@ -118,7 +118,7 @@ def test_commits_beyond_what_is_planned_count_for_nothing(world: World, checkpoi
     assert world.state("totals") == {"a": (2, 50)}
 
 
-def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None:
+def test_without_offsets_spark_starts_at_batch_0(checkpoint: Path) -> None:
     """Without offsets Spark starts at batch 0, whatever is committed."""
     for version in range(BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
@@ -126,7 +126,7 @@ def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize("removals", range(2 * (BATCHES - 2)))
-def test_an_interrupted_rollback_leaves_what_spark_can_read(
+def test_an_interrupted_rollback_leaves_a_checkpoint_without_gaps(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, removals: int
 ) -> None:
     """An interrupted rollback leaves a checkpoint without gaps, and the same command completes it."""

@@ -97,7 +97,7 @@ def _expected(batches: int, names: list[str]) -> dict[object, dict[str, object]]
 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
-def test_stored_aggregates_go_on(tmp_path: Path, copies: str) -> None:
+def test_every_aggregate_continues_from_columns_of_version_0_1_0(tmp_path: Path, copies: str) -> None:
     """Every aggregate function continues from the columns that version 0.1.0 stored, for every type."""
     unpack_root(DATA / "roots" / "0.1-aggregates" / "state.tar.gz", tmp_path, copies=copies == "there")
     for batches in range(STORED_BATCHES + 1, STORED_BATCHES + 4):

@@ -40,13 +40,13 @@ class OldQuery(EncryptedRoot):
 
     def frames(self) -> set[int | None]:
         """Return the frame versions of all parts that the newest record lists, without output rows."""
-        found = set()
+        versions = set()
         for (store, key_group), entry in self.world.log().manifest.entries.items():
             parts = [(link.object, link.byte_range[0]) for link in entry.chain]
             if entry.snapshot is not None:
                 parts.append((f"{store}/key_group={key_group:04d}/snapshot/{entry.snapshot.id}", 0))
-            found |= {frame_version(self.world.memory.get(name, start, 200) or b"") for name, start in parts}
-        return found
+            versions |= {frame_version(self.world.memory.get(name, start, 200) or b"") for name, start in parts}
+        return versions
 
     def riffle(self, command: str, *arguments: str) -> str:
         """Return what a command prints."""
@@ -69,7 +69,7 @@ def test_old_frames_are_read_and_new_ones_are_written(tmp_path: Path, *, copies:
     query.check()
 
 
-def test_a_rewrite_leaves_no_old_frame(tmp_path: Path) -> None:
+def test_a_key_rewrite_leaves_no_old_frame(tmp_path: Path) -> None:
     """`riffle keys --rewrite` leaves only new frames and counts old ones separately, and `riffle verify` succeeds."""
     query = OldQuery(tmp_path, copies=True)
     assert "whole" in query.riffle("verify", query.root)

@@ -31,12 +31,12 @@ def old(request: pytest.FixtureRequest, tmp_path: Path) -> OldRoot:
     return OldRoot(request.param, tmp_path)
 
 
-def test_there_is_a_root_of_the_first_format() -> None:
+def test_the_archives_contain_a_root_of_the_first_format() -> None:
     """The archives contain a root of the first format."""
     assert "0.1-format1" in [path.name for path in ARCHIVES]
 
 
-def test_it_holds_what_it_held(old: OldRoot) -> None:
+def test_the_state_of_an_old_root_equals_what_was_written(old: OldRoot) -> None:
     """The state that is read from an old root's objects equals the state that it was written with."""
     tail = old.tail()
     assert (tail.version, tail.epoch, tail.rollbacks) == (22, 4, 1)
@@ -45,7 +45,7 @@ def test_it_holds_what_it_held(old: OldRoot) -> None:
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
 @pytest.mark.sample("0.1-format1-gone")
-def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
+def test_a_query_continues_on_an_old_root(old: OldRoot, copies: str) -> None:
     """A query continues on an old root with correct results, and restores copies because it ignores old ones."""
     if copies == "gone":
         shutil.rmtree(old.local)
@@ -58,7 +58,7 @@ def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
-def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) -> None:
+def test_a_root_with_text_that_is_not_utf8_is_continued(tmp_path: Path, copies: str) -> None:
     """A root with text that is not UTF-8 is continued, although an earlier version could not read it."""
     unpack_root(DATA / "roots" / "0.1-latin-text" / "state.tar.gz", tmp_path, copies=copies == "there")
     for count in (2, 3):
@@ -67,20 +67,20 @@ def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) 
 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
-def test_a_root_with_state_of_bounded_text_goes_on_as_string(tmp_path: Path, copies: str) -> None:
+def test_state_with_bounded_text_is_continued_with_string(tmp_path: Path, copies: str) -> None:
     """State with ``varchar(5)``, which is refused today, is continued with ``string``."""
     unpack_root(DATA / "roots" / "0.1-bounded-text" / "state.tar.gz", tmp_path, copies=copies == "there")
     with pytest.raises(PySparkRuntimeError, match="Declare a plain STRING"):
         bounded_text_query.feed(tmp_path, "varchar(5)")
     keys = bounded_text_query.KEYS
-    kept = bounded_text_query.feed(tmp_path, "string")
-    assert kept == {key: f"{key}0 ['{key}0'] [('{key}0', '{key}0')]" for key in keys}
-    kept = bounded_text_query.feed(tmp_path, "string")
+    state = bounded_text_query.feed(tmp_path, "string")
+    assert state == {key: f"{key}0 ['{key}0'] [('{key}0', '{key}0')]" for key in keys}
+    state = bounded_text_query.feed(tmp_path, "string")
     texts = {key: [f"{key}0", f"{key}1"] for key in keys}
-    assert kept == {key: f"{key}1 {texts[key]} {[(text, text) for text in texts[key]]}" for key in keys}
+    assert state == {key: f"{key}1 {texts[key]} {[(text, text) for text in texts[key]]}" for key in keys}
 
 
-def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(old: OldRoot, tmp_path: Path) -> None:
+def test_first_format_copies_for_another_declaration_are_not_reused(old: OldRoot, tmp_path: Path) -> None:
     """Copies that were restored from first-format snapshots for another declaration are not reused."""
     log = Log(old.objects, old.root)
     tail = log.open()
@@ -106,14 +106,14 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
             changed = replace(left, variables=(*left.variables, other))
             after = schema_of_text(store, make_recorded_text(without, changed, tail.epoch + 2))
             for place in (folder, tmp_path / f"{store}{number} anew"):
-                found = keeper(place, after).read_tables(entries).values()
-                assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in found]).to_pylist()
+                tables_after = keeper(place, after).read_tables(entries).values()
+                assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in tables_after]).to_pylist()
     assert unpacked
 
 
 @pytest.mark.parametrize(("to", "batches"), [(11, 0), (18, 2), (20, 0)])
 @pytest.mark.sample("0.1-format1-18-2")
-def test_it_is_rolled_back(old: OldRoot, to: int, batches: int) -> None:
+def test_an_old_root_is_rolled_back_and_continued(old: OldRoot, to: int, batches: int) -> None:
     """An old root is rolled back to batches before and after the upgrade, and the query continues from there."""
     old.start()
     ahead = old.oracle(22)

@@ -82,7 +82,7 @@ def damage(objects: ObjectStore, sequence: int) -> None:
     objects.put_if_absent(paths.record_name(sequence), b"rotten")
 
 
-def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
+def test_a_rollback_checks_each_object_once_and_several_at_a_time(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rollback checks each object once, and several at a time, because the newest record protects objects from
@@ -98,7 +98,7 @@ def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
 
 
 @pytest.mark.parametrize("newest", ["whole", "damaged"])
-def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
+def test_a_rollback_checks_again_if_the_newest_record_is_unreadable(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, newest: str
 ) -> None:
     """A rollback checks the objects again if the newest record is unreadable, because that record may have released
@@ -121,7 +121,7 @@ def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
 
 
 @pytest.mark.long
-def test_who_looks_whether_a_query_has_run_reads_few_records_twice_and_several_at_a_time(
+def test_adopt_reads_most_records_once_and_several_at_a_time(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To find whether a query has ever run, `riffle adopt` reads all records, most of them once, several at a time."""
@@ -135,7 +135,7 @@ def test_who_looks_whether_a_query_has_run_reads_few_records_twice_and_several_a
     assert store.most > 2
 
 
-def test_a_rollback_to_the_batch_before_reads_little(
+def test_a_rollback_to_the_previous_batch_reads_few_records(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rollback to the previous batch reads only the newest record, the target, their bases and the records before
@@ -148,7 +148,7 @@ def test_a_rollback_to_the_batch_before_reads_little(
     assert len(store.times("get", paths.LOG)) <= 6 + 6
 
 
-def test_a_batch_whose_base_is_damaged_is_no_target(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_batch_with_a_damaged_base_is_no_rollback_target(tmp_path: Path, checkpoint: Path) -> None:
     """A batch whose record has a damaged base is no target, and later batches that do not need the base are."""
     world = grown(tmp_path, 6)
     log = world.log()
@@ -161,7 +161,7 @@ def test_a_batch_whose_base_is_damaged_is_no_target(tmp_path: Path, checkpoint: 
     assert plan.version == third.version + 1
 
 
-def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
+def test_a_record_corrupted_in_transit_does_not_change_the_target(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record that is corrupted in transit during any read does not change the target of a rollback."""

@@ -88,7 +88,7 @@ def local_dir(query: Harness) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sample("aggregate", "distinct")
-def test_no_object_and_no_local_file_has_a_thousand_purged_ids(kind: str, tmp_path: Path) -> None:
+def test_a_purge_removes_a_thousand_ids_from_objects_and_local_files(kind: str, tmp_path: Path) -> None:
     """A purge removes ids that have state, that were deleted before, and that only old versions have; others keep their
     state.
     """
@@ -109,7 +109,7 @@ def test_no_object_and_no_local_file_has_a_thousand_purged_ids(kind: str, tmp_pa
         open_store(query.root).put_if_absent(paths.delta_name(2, f"1-{'0' * 32}"), b"orphan" + gone[0])
         assert {name.split("/")[0] for name in objects_with(query, gone)} == {"delta", store}
         assert files_with(query, gone)
-        kept = [row for row in readable(query) if row["id"] not in set(gone)]
+        remaining = [row for row in readable(query) if row["id"] not in set(gone)]
         pq.write_table(pa.table({"id": gone}), tmp_path / "keys.parquet")
         choice = KeyChoice(file=tmp_path / "keys.parquet")
         dry = purge_keys(query.root, store, choice, WHY, local_dir=local_dir(query))
@@ -119,7 +119,7 @@ def test_no_object_and_no_local_file_has_a_thousand_purged_ids(kind: str, tmp_pa
         assert not any("NOT REMOVED:" in step for step in plan.steps)
         assert objects_with(query, gone) == set()
         assert files_with(query, gone) == set()
-        assert sorted(readable(query), key=repr) == sorted(kept, key=repr)
+        assert sorted(readable(query), key=repr) == sorted(remaining, key=repr)
         tail = tail_of(query)
         assert (tail.promised, tail.purged, tail.outputs) == (tail.sequence, tail.sequence, ())
         assert tail.edit["keys"] == 1_000
@@ -138,7 +138,7 @@ def readable(query: Harness) -> list[dict[str, Any]]:
     return list(query.table().to_pylist())
 
 
-def test_a_key_that_was_deleted_before_is_in_no_object_afterwards() -> None:
+def test_a_purge_removes_a_key_that_was_deleted_before() -> None:
     """A purge removes a key that was deleted before, because deltas of its key-group still contain it."""
     ids = made_ids(20)
     text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
@@ -152,7 +152,7 @@ def test_a_key_that_was_deleted_before_is_in_no_object_afterwards() -> None:
         assert objects_with(query, ids[1:2])
 
 
-def test_local_files_that_are_left_go_at_the_next_start() -> None:
+def test_local_files_with_purged_keys_are_removed_at_the_next_claim() -> None:
     """Local files with purged keys on other machines are removed when an executor first claims its folder."""
     ids = made_ids(50)
     with Harness(aggregates(), ROWS) as query:
@@ -184,7 +184,7 @@ def test_timers_of_other_keys_fire_after_a_purge() -> None:
         assert fired == dict.fromkeys(ids[1:], "fired 130000")
 
 
-def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
+def test_a_purge_keeps_encrypted_state_encrypted(tmp_path: Path) -> None:
     """Snapshots that a purge writes are encrypted and contain no purged ids."""
     file = tmp_path / "keys.txt"
     file.write_text("a = " + "AAAA" * 10 + "AAA=\n")
@@ -207,7 +207,7 @@ def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
         assert query.state()[(ids[0],)]["visits"] == 1  # type: ignore[index]
 
 
-def test_nothing_returns_to_a_version_before(tmp_path: Path) -> None:
+def test_a_rollback_to_before_a_purge_is_refused(tmp_path: Path) -> None:
     """A rollback to a batch or record before a purge is refused."""
     with Harness(aggregates(), ROWS) as query:
         query.feed(rows([b"a", b"b"]))
@@ -223,7 +223,7 @@ def test_nothing_returns_to_a_version_before(tmp_path: Path) -> None:
         assert query.state() == {(b"b",): {"visits": 3, "most": 1}}
 
 
-def test_a_purge_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_purge_is_completed_by_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """A purge that died before its deletes is completed by the same command."""
     ids = made_ids(20)
     text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
@@ -245,7 +245,7 @@ def test_a_purge_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytes
         assert len(query.state()) == 19
 
 
-def test_output_that_may_be_undelivered_is_not_deleted(tmp_path: Path) -> None:
+def test_sealed_output_is_deleted_only_after_confirmed_delivery(tmp_path: Path) -> None:
     """Sealed output rows are deleted only after the checkpoint or the operator confirms their delivery."""
     ids = made_ids(5)
     text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
@@ -263,7 +263,7 @@ def test_output_that_may_be_undelivered_is_not_deleted(tmp_path: Path) -> None:
         assert len(query.feed(rows(ids[1:]))) == 4
 
 
-def test_the_command_purges_on_a_root_of_files(tmp_path: Path) -> None:
+def test_the_purge_command_removes_unfinished_files(tmp_path: Path) -> None:
     """`riffle state delete --purge` also removes unfinished files of the root, and names what it cannot remove."""
     from tests.kit.simulated.world import World, one
 

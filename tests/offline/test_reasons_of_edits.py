@@ -24,7 +24,7 @@ from tests.kit.root_commands import run_command
         ("", "ticket 7", False),
     ],
 )
-def test_a_reason_must_not_name_the_key_as_a_word(key: str, reason: str, *, is_refused: bool) -> None:
+def test_a_reason_that_contains_the_key_as_a_word_is_refused(key: str, reason: str, *, is_refused: bool) -> None:
     """A reason that contains the key as a word is refused, and a key within a longer word or number is allowed."""
     if is_refused:
         with pytest.raises(ConfigError, match="RIFFLE-1609"):
@@ -34,7 +34,7 @@ def test_a_reason_must_not_name_the_key_as_a_word(key: str, reason: str, *, is_r
 
 
 @pytest.mark.parametrize("more", [(), ("--purge",), ("--request",)])
-def test_every_command_looks_for_its_key_in_the_reason(more: tuple[str, ...]) -> None:
+def test_every_edit_command_refuses_its_key_in_the_reason(more: tuple[str, ...]) -> None:
     """A deletion, a purge, a request and a set value are usage errors if their reason contains the key."""
     done = run_command(
         "state", "delete", "memory://no-root", "--store", "totals", "--key", "ann", "--reason", "for ann", *more

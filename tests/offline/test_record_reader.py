@@ -61,7 +61,7 @@ def present_history(log: Log, tail: Record) -> set[int]:
     st.lists(st.none() | st.none() | st.integers(0, 60), min_size=1, max_size=40),
     st.integers(1, 45), st.none() | st.integers(0, 45), st.none() | st.integers(0, 45),
 )  # fmt: skip
-def test_records_of_any_period_have_their_sizes_and_rollback_targets(
+def test_records_of_a_period_have_the_sizes_and_targets_of_a_full_read(
     targets: Sequence[int | None], limit: int, since: int | None, until: int | None
 ) -> None:
     """The records of any period have the sizes and rollback targets that reading the whole log gives."""
@@ -104,7 +104,7 @@ def test_a_limit_and_a_period_bound_the_records_that_are_read(
     assert len([name for name in read if paths.parse_record_name(name) is not None]) <= most
 
 
-def test_damaged_and_missing_records_are_left_out() -> None:
+def test_records_that_are_damaged_or_missing_are_left_out() -> None:
     """Damaged and missing records are left out, and the others are shown."""
     root, _ = make_log([None] * 10)
     objects = open_store(root)

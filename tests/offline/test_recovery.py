@@ -71,7 +71,7 @@ def newest(world: World) -> int:
 
 
 @pytest.mark.parametrize("which", ["newest", "its full record"])
-def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(
+def test_a_rollback_repairs_a_log_with_an_unreadable_newest_record(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """A damaged newest record, or a lost full one, is refused with a rollback as the remedy, which works."""
@@ -93,7 +93,7 @@ def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(
     assert world.state("totals") == {"a": (target + 2, sum(range(target + 1)) + 1000)}
 
 
-def test_a_record_from_another_line_is_refused(world: World) -> None:
+def test_a_newest_record_with_a_wrong_previous_digest_is_refused(world: World) -> None:
     """A newest record with the wrong digest of the previous one is refused, even if its own checksum is right (I3)."""
     fill(world, 3)
     last = newest(world)
@@ -105,7 +105,7 @@ def test_a_record_from_another_line_is_refused(world: World) -> None:
         world.batch(3, one(1))
 
 
-def test_rollback_leaves_right_checkpoint_files_alone(world: World, checkpoint: Path) -> None:
+def test_a_rollback_keeps_the_commit_file_of_the_target_batch(world: World, checkpoint: Path) -> None:
     """A rollback keeps Spark's commit file of the target batch, and removes later batches with their checksum files."""
     fill(world, 5)
     rollback(world.home.root, 2, str(checkpoint), execute=True)
@@ -115,7 +115,7 @@ def test_rollback_leaves_right_checkpoint_files_alone(world: World, checkpoint: 
     assert Checkpoint(str(checkpoint)).next_batch() == 3
 
 
-def test_rollback_writes_what_the_checkpoint_lacks(world: World, checkpoint: Path) -> None:
+def test_a_rollback_writes_missing_or_torn_checkpoint_entries(world: World, checkpoint: Path) -> None:
     """A rollback writes missing or torn checkpoint entries from the record's offsets."""
     fill(world, 5)
     for name in ("offsets", "commits"):
@@ -126,7 +126,7 @@ def test_rollback_writes_what_the_checkpoint_lacks(world: World, checkpoint: Pat
     assert not (checkpoint / "offsets" / ".3.crc").exists()
 
 
-def test_a_dry_run_changes_nothing(world: World, checkpoint: Path) -> None:
+def test_a_rollback_without_execute_changes_nothing(world: World, checkpoint: Path) -> None:
     """Without ``execute`` neither the log nor the checkpoint changes."""
     fill(world, 5)
     other = Path(shutil.copytree(checkpoint, checkpoint.with_name("other")))
@@ -139,7 +139,7 @@ def test_a_dry_run_changes_nothing(world: World, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_output_is_delivered_once_whatever_the_setting_becomes(tmp_path: Path, before: bool) -> None:
+def test_a_change_of_deliver_after_commit_loses_no_delivery(tmp_path: Path, before: bool) -> None:
     """A change of ``deliver_after_commit`` between a crash and the restart loses no delivery and empties none."""
     world = World(tmp_path, deliver_after_commit=before)
     world.batch(0, one(1))
@@ -153,7 +153,7 @@ def test_output_is_delivered_once_whatever_the_setting_becomes(tmp_path: Path, b
     assert [row["total"] for row in world.delivered("totals")] == [1, 3, 7]
 
 
-def test_a_root_restored_from_a_backup_is_followed_by_warm_copies(world: World) -> None:
+def test_warm_copies_are_replaced_after_a_root_was_restored(world: World) -> None:
     """After a root was restored from a backup, local copies with newer batches are replaced, because their history is
     abandoned.
     """
@@ -198,7 +198,7 @@ def goes_on(world: World, checkpoint: Path, batches: int) -> list[str]:
         (3, 3, {"query/2/4"}),
     ],
 )
-def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
+def test_a_rollback_delivers_the_sealed_output_of_its_target(
     first: int | None, then: int | str, ids: set[str], tmp_path: Path, checkpoint: Path
 ) -> None:
     """A rollback to a batch whose sealed output was not delivered delivers this output."""
@@ -215,7 +215,7 @@ def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
     assert set(got) == {"query/0/0", "query/0/1", "query/0/2", "query/0/3"} | ids
 
 
-def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path: Path, checkpoint: Path) -> None:
+def test_state_with_undelivered_output_is_not_adopted_unconfirmed(tmp_path: Path, checkpoint: Path) -> None:
     """State whose last output may be undelivered is not adopted until the old checkpoint or the operator confirms."""
     world = crashed_before_delivery(tmp_path, 4)
     root, other = world.home.root, tmp_path / "other"
@@ -239,7 +239,7 @@ def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path
     assert world.state("totals") == {"a": (5, 16)}
 
 
-def test_state_with_nothing_to_deliver_is_taken_over_at_once(tmp_path: Path, checkpoint: Path) -> None:
+def test_state_without_output_rows_is_adopted_without_confirmation(tmp_path: Path, checkpoint: Path) -> None:
     """State whose last batch has no output rows is adopted without a confirmation."""
     world = World(tmp_path, deliver_after_commit=True)
     fill(world, 2)
@@ -248,7 +248,7 @@ def test_state_with_nothing_to_deliver_is_taken_over_at_once(tmp_path: Path, che
     assert adopt(world.home.root, str(checkpoint), execute=True).executed
 
 
-def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, checkpoint: Path) -> None:
+def test_a_rollback_with_the_checkpoint_of_another_query_is_refused(world: World, checkpoint: Path) -> None:
     """A rollback with the checkpoint of another query is refused and changes neither the checkpoint nor the log."""
     fill(world, 5)
     (checkpoint / "metadata").write_text('{"id": "another"}')
@@ -260,7 +260,7 @@ def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, c
     assert world.log().tail == world.driver._log.tail
 
 
-def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, checkpoint: Path) -> None:
+def test_a_rollback_to_before_an_adoption_returns_the_state(world: World, checkpoint: Path) -> None:
     """A rollback to a record before an adoption returns the state to the earlier query."""
     fill(world, 3)
     had = newest(world)
@@ -274,7 +274,7 @@ def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, chec
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_deletes_planned_before_an_adoption_are_not_done_i4(world: World, checkpoint: Path) -> None:
+def test_a_driver_fenced_by_an_adoption_deletes_nothing_i4(world: World, checkpoint: Path) -> None:
     """An adoption fences a running driver, which then deletes nothing (I4)."""
     world.start(InlineBackground(deferred=True))
     fill(world, 12)
@@ -288,7 +288,7 @@ def test_deletes_planned_before_an_adoption_are_not_done_i4(world: World, checkp
         world.batch(12, one(1))
 
 
-def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: World, checkpoint: Path) -> None:
+def test_a_query_cannot_adopt_its_state_with_an_older_checkpoint(world: World, checkpoint: Path) -> None:
     """A query cannot adopt its own state with an older checkpoint, because rows would count twice."""
     fill(world, 4)
     newer = checkpoint.with_name("newer")
@@ -307,7 +307,7 @@ def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: 
 
 
 @pytest.mark.parametrize("batches", [5, 3])
-def test_state_is_not_taken_over_by_the_query_that_has_it(world: World, checkpoint: Path, batches: int) -> None:
+def test_a_query_cannot_adopt_the_state_that_it_already_has(world: World, checkpoint: Path, batches: int) -> None:
     """A query cannot adopt the state that it already has, because that would lose its event time and offsets."""
     fill(world, batches)
     before = world.memory.list("")
@@ -320,7 +320,7 @@ def test_state_is_not_taken_over_by_the_query_that_has_it(world: World, checkpoi
     world.batch(batches, one(1000))
 
 
-def test_an_entry_that_is_larger_than_any_is_refused(
+def test_a_checkpoint_file_larger_than_any_of_sparks_is_refused(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint file that is larger than any of Spark's is refused with its name."""
@@ -331,7 +331,7 @@ def test_an_entry_that_is_larger_than_any_is_refused(
         rollback(world.home.root, 4, str(checkpoint), execute=True)
 
 
-def test_empty_means_empty(world: World, checkpoint: Path) -> None:
+def test_adopt_empty_starts_without_state(world: World, checkpoint: Path) -> None:
     """`adopt --empty` starts without state, with the given key-groups and dispatch, and refuses a root with state."""
     root, total = world.home.root, world.settings.key_groups
     world.start()
@@ -347,7 +347,9 @@ def test_empty_means_empty(world: World, checkpoint: Path) -> None:
         adopt(root, str(checkpoint), empty=True, execute=True)
 
 
-def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, object_server: ObjectServer) -> None:
+def test_a_rollback_works_with_a_checkpoint_on_an_s3_server(
+    world: World, checkpoint: Path, object_server: ObjectServer
+) -> None:
     """A rollback works with a checkpoint on an S3-compatible server, with the endpoint of the settings."""
     fill(world, 5)
     options = StoreOptions(s3=S3Options(endpoint=object_server.endpoint, region="us-east-1"))
@@ -366,7 +368,7 @@ def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, ob
 
 
 @pytest.mark.usefixtures("aws_environment")
-def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(
+def test_an_unreachable_checkpoint_or_store_exits_with_code_3(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint or store that does not answer raises UnavailableError, and the command exits with code 3."""
@@ -390,24 +392,22 @@ def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(
 @pytest.mark.parametrize(
     ("name", "form"), [("my dir", "{}"), ("a%20b", "file:{}"), ("a#b", "file://{}"), ("a?b", "{}"), ("ä", "file://{}")]
 )
-def test_a_checkpoint_is_found_by_the_name_that_spark_has_for_it(checkpoint: Path, name: str, form: str) -> None:
+def test_a_checkpoint_path_is_used_literally_as_in_spark(checkpoint: Path, name: str, form: str) -> None:
     """A checkpoint path is used literally as in Spark, whatever its characters mean in a URI."""
     folder = checkpoint.rename(checkpoint.with_name(name))
-    found = Checkpoint(form.format(folder))
-    assert (found.query_id(), found.next_batch()) == ("query", 5)
+    opened = Checkpoint(form.format(folder))
+    assert (opened.query_id(), opened.next_batch()) == ("query", 5)
 
 
 @pytest.mark.parametrize("to", ["1_0", "٣", "record:-1", "record:" + "9" * 5000, ""])
-def test_what_names_no_batch_is_refused(world: World, checkpoint: Path, to: str) -> None:
+def test_an_invalid_rollback_target_is_refused(world: World, checkpoint: Path, to: str) -> None:
     """A rollback target that is no plain number or record is refused, because a rollback removes checkpoint entries."""
     fill(world, 2)
     with pytest.raises(ConfigError, match="RIFFLE-0130"):
         rollback(world.home.root, to, str(checkpoint))
 
 
-def test_state_that_was_taken_over_is_gone_back_to_by_a_checkpoint_that_knows_it(
-    world: World, checkpoint: Path
-) -> None:
+def test_a_rollback_to_adopted_state_needs_a_checkpoint_with_the_batch(world: World, checkpoint: Path) -> None:
     """A rollback to an adopted state needs a checkpoint with that batch, because the log does not have its offsets."""
     fill(world, 3)
     root = world.home.root
@@ -435,8 +435,8 @@ def test_state_that_was_taken_over_is_gone_back_to_by_a_checkpoint_that_knows_it
 class CutOff:
     """A local file system that raises KeyboardInterrupt at one of its deletes."""
 
-    def __init__(self, at: int) -> None:
-        self._files, self._left = LocalFileSystem(), at
+    def __init__(self, deletes: int) -> None:
+        self._files, self._left = LocalFileSystem(), deletes
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._files, name)
@@ -449,15 +449,15 @@ class CutOff:
         self._files.delete_file(name)
 
 
-@pytest.mark.parametrize("at", [1, 4])
-def test_a_rollback_that_is_cut_off_leaves_no_checksum_of_an_entry_that_is_gone(
-    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, at: int
+@pytest.mark.parametrize("deletes", [1, 4])
+def test_an_interrupted_rollback_leaves_no_orphaned_checksum_file(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, deletes: int
 ) -> None:
     """An interrupted rollback leaves no checksum file without its entry, and the same command completes it."""
     fill(world, 5)
     for batch in range(5):
         (checkpoint / "commits" / f".{batch}.crc").write_text("x")
-    files_of, files = Checkpoint._files, CutOff(at)
+    files_of, files = Checkpoint._files, CutOff(deletes)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "_files", lambda spark: (files, files_of(spark)[1]))
         with pytest.raises(KeyboardInterrupt):
@@ -469,7 +469,7 @@ def test_a_rollback_that_is_cut_off_leaves_no_checksum_of_an_entry_that_is_gone(
 
 
 @pytest.mark.parametrize("error", [OSError("read-only"), RefusedError("no rights")])
-def test_a_rollback_that_ends_half_way_names_the_way_back(
+def test_a_rollback_that_fails_after_its_record_names_the_way_back(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """A rollback that fails after its record names the record that leads back to the state before."""

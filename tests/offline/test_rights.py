@@ -43,11 +43,11 @@ class Guard:
 
     def __call__(self, method: str, path: str, body: bytes) -> bool:
         """Return whether the policy allows everything that a request needs."""
-        asked = list(wanted(method, path, body))
-        denied = [f"{action} {arn}" for action, arn, prefix in asked if not self._allows(action, arn, prefix)]
-        self.used |= {action for action, _, _ in asked} if not denied else set()
+        required = list(required_rights(method, path, body))
+        denied = [f"{action} {arn}" for action, arn, prefix in required if not self._allows(action, arn, prefix)]
+        self.used |= {action for action, _, _ in required} if not denied else set()
         self.denied += denied
-        return bool(asked) and not denied
+        return bool(required) and not denied
 
     def _allows(self, action: str, arn: str, prefix: str | None) -> bool:
         for stated in self._statements:
@@ -65,14 +65,14 @@ def like(text: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
 
 
-def wanted(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str | None]]:
+def required_rights(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str | None]]:
     """Yield what a request to S3 needs: action, resource, and the listed prefix."""
     url = urlsplit(path)
     bucket, _, key = unquote(url.path).lstrip("/").partition("/")
     query, arn = parse_qs(url.query, keep_blank_values=True), f"arn:aws:s3:::{bucket}"
     if method == "POST" and "delete" in query:
-        for found in re.findall(rb"<Key>([^<]*)</Key>", body):
-            yield "s3:DeleteObject", f"{arn}/{found.decode()}", None
+        for name in re.findall(rb"<Key>([^<]*)</Key>", body):
+            yield "s3:DeleteObject", f"{arn}/{name.decode()}", None
     elif method == "GET" and not key:
         yield "s3:ListBucket", arn, query.get("prefix", [""])[0]
     elif method in _ACTIONS and key and not query:
@@ -120,7 +120,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.cluster
-def test_a_job_runs_where_every_other_call_is_denied(
+def test_a_job_runs_with_only_the_rights_of_the_printed_policy(
     object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches, snapshots, deletes, scans, restarts, rollbacks and commands work with only the rights of the printed
@@ -179,7 +179,7 @@ def test_a_job_runs_where_every_other_call_is_denied(
         assert (open_store(root).list(""), files_below(tmp_path / "checkpoint")) == (before, checkpoints)
 
 
-def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
+def test_a_policy_names_only_the_resources_of_the_root() -> None:
     """A policy names the bucket, the prefix, the KMS key and the AWS partition, and no other resource."""
     text = CliRunner().invoke(main, ["policy", "s3://bkt/p/q", "--kms-key", KEY]).output
     listing, objects, key = json.loads(text)["Statement"]
@@ -201,14 +201,14 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
         ["--partition", "foo"],
     ],
 )
-def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(options: list[str]) -> None:
+def test_policy_arguments_that_grant_too_much_or_nothing_are_refused(options: list[str]) -> None:
     """A key pattern, a key alias and a wrong partition are refused, because they would grant too much or nothing."""
     done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *options])
     assert (done.exit_code, options[0] in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*"])
-def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
+def test_a_root_with_a_pattern_is_refused(root: str) -> None:
     """A root with a pattern is refused, because the policy would grant more."""
     assert CliRunner().invoke(main, ["policy", root]).exit_code == 2
     with pytest.raises(ConfigError):
@@ -216,7 +216,7 @@ def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
 
 
 @pytest.mark.parametrize(("flags", "permissions"), [([], 4), (["--read-only"], 2)])
-def test_a_role_of_google_cloud_names_permissions_and_prefix(flags: list[str], permissions: int) -> None:
+def test_a_google_cloud_role_names_permissions_and_prefix(flags: list[str], permissions: int) -> None:
     """A Google Cloud role names permissions and the prefix, and grants creates and deletes only if the job writes."""
     rights = json.loads(CliRunner().invoke(main, ["policy", "gs://bkt/p/q", *flags]).output)
     granted = rights["role"]["includedPermissions"]
@@ -229,7 +229,7 @@ def test_a_role_of_google_cloud_names_permissions_and_prefix(flags: list[str], p
 @pytest.mark.parametrize(
     ("root", "account"), [("abfss://state@acc.dfs.core.windows.net/p", "acc"), ("az://state/p", "ACCOUNT")]
 )
-def test_a_role_of_azure_names_data_actions_and_container(root: str, account: str) -> None:
+def test_an_azure_role_names_data_actions_and_container(root: str, account: str) -> None:
     """An Azure role names data actions and the container, and no action on the account."""
     rights = json.loads(CliRunner().invoke(main, ["policy", root]).output)
     assert [action.rpartition("/")[2] for action in rights["DataActions"]] == ["read", "write", "delete"]
@@ -240,6 +240,6 @@ def test_a_role_of_azure_names_data_actions_and_container(root: str, account: st
     assert [action.rpartition("/")[2] for action in reading["DataActions"]] == ["read"]
 
 
-def test_a_key_of_aws_is_refused_for_another_cloud() -> None:
+def test_an_aws_key_is_refused_for_another_cloud() -> None:
     """An AWS key is refused for another cloud."""
     assert CliRunner().invoke(main, ["policy", "gs://bkt/p", "--kms-key", KEY]).exit_code == 2

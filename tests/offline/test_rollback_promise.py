@@ -58,9 +58,10 @@ class Beside:
         for name, data in self.kept.items():
             self.world.memory.put_if_absent(name, data)
 
-    def run_with_rollback(self, target: int | str, at: int) -> tuple[bool, int]:
-        """Run the waiting work with a rollback at its request ``at``. Return whether the rollback succeeded, and the
-        requests.
+    def run_with_rollback(self, target: int | str, request: int) -> tuple[bool, int]:
+        """Run the waiting work with a rollback at its request with this number.
+
+        Return whether the rollback succeeded, and the number of requests.
         """
         outcomes = []
 
@@ -70,7 +71,7 @@ class Beside:
             except ConfigError:
                 outcomes.append(False)
 
-        self.store.calls, self.store.stop_at, self.store.at_call = 0, at, go_back
+        self.store.calls, self.store.stop_at, self.store.at_call = 0, request, go_back
         for work in self.waiting:
             with suppress(FencedError, UnavailableError):
                 run_to_end(work())
@@ -96,16 +97,16 @@ DELETED = (0, "record:1")
 
 @pytest.mark.parametrize("target", [*RETAINED, *DELETED, BATCHES // 2])
 @pytest.mark.sample(str(BATCHES - 2), "0")
-def test_a_rollback_and_queued_deletes_never_lose_what_is_gone_back_to(tmp_path: Path, target: int | str) -> None:
+def test_a_rollback_during_deletes_has_all_its_objects_or_is_refused(tmp_path: Path, target: int | str) -> None:
     """A rollback at any request of pending deletes and scans succeeds with all its objects, or is refused."""
     beside = Beside(tmp_path)
-    accepted, at, calls = 0, 1, 1
-    while at <= calls:
+    accepted, request, calls = 0, 1, 1
+    while request <= calls:
         beside.again()
-        succeeded, calls = beside.run_with_rollback(target, at)
-        assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {at} of {calls}"
+        succeeded, calls = beside.run_with_rollback(target, request)
+        assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {request} of {calls}"
         accepted += succeeded
-        at += 1
+        request += 1
     if target in RETAINED:
         assert accepted, "no rollback to a retained batch succeeded"
     if target in DELETED:
@@ -128,14 +129,14 @@ def listed(world: World, first: int) -> set[str]:
 
 
 @pytest.mark.parametrize("promised", [0, 4, 8])
-def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) -> None:
+def test_a_scan_keeps_all_objects_that_its_record_promises(tmp_path: Path, promised: int) -> None:
     """A scan keeps all objects that its record promises, even if retention would release them by now."""
     world = Beside(tmp_path).world
     needed, every = listed(world, promised), listed(world, 0)
-    found = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
+    scanned = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
     left = set(world.memory.list(""))
     assert needed <= left
-    assert (found.oldest, found.is_complete) == (BATCHES - 1, promised >= BATCHES - 1)
+    assert (scanned.oldest, scanned.is_complete) == (BATCHES - 1, promised >= BATCHES - 1)
     assert every - left == {name for name in every - needed if name.startswith("delta/")}
 
 
@@ -149,7 +150,7 @@ def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
     assert set(beside.kept) < set(beside.world.memory.list(""))
 
 
-def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
+def test_the_next_driver_continues_from_the_target_of_a_rollback(tmp_path: Path) -> None:
     """After a rollback during deletes, the next driver continues from the target and keeps promised objects."""
     beside = Beside(tmp_path)
     world, before = beside.world, newest(beside.world).promised
@@ -165,7 +166,7 @@ def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
     assert world.state("totals")["k1"] == (BATCHES - 1, sum(range(BATCHES - 1)))
 
 
-def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
+def test_a_target_before_the_promise_is_refused_with_the_promised_range(tmp_path: Path) -> None:
     """Batches and records before the promise, and unknown ones, are refused with the range that is promised."""
     world = Beside(tmp_path).world
     tail = world.log().tail
@@ -183,7 +184,7 @@ def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
         rollback(world.home.root, f"record:{tail.sequence + 1}", checkpoint)
 
 
-def test_a_rollback_does_not_take_the_promise_back(tmp_path: Path) -> None:
+def test_a_rollback_keeps_the_present_promise(tmp_path: Path) -> None:
     """A rollback keeps the present promise, because objects of the target's older promise may be deleted."""
     world, checkpoint = World(tmp_path / "local", retained_versions=4), Beside.checkpoint_at(tmp_path)
     for version in range(BATCHES):
@@ -225,7 +226,7 @@ def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
     assert rollback(root, 2, checkpoint).version == 2
 
 
-def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Path) -> None:
+def test_a_query_starts_with_a_damaged_old_record(tmp_path: Path) -> None:
     """A damaged old record does not prevent a query from starting, and the batch report warns of it."""
     world = World(tmp_path, retained_versions=4)
     for version in range(BATCHES):
@@ -242,7 +243,7 @@ def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Pa
     assert any(old in warning for warning in report.warnings)
 
 
-def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_path: Path) -> None:
+def test_a_rollback_over_unreadable_claims_fences_their_drivers(tmp_path: Path) -> None:
     """A rollback over unreadable claims gets a higher epoch than they can have, and so fences their drivers."""
     checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
     for version in range(3):
@@ -260,7 +261,7 @@ def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_pat
         world.batch(3, rows_of(("a", 1, 3)))
 
 
-def test_a_promise_never_goes_back_where_more_is_to_be_retained(tmp_path: Path) -> None:
+def test_a_promise_never_moves_back_if_retention_grows(tmp_path: Path) -> None:
     """A promise never moves back, even if settings retain more, because older objects may be deleted."""
     world = Beside(tmp_path).world
     promised = newest(world).promised

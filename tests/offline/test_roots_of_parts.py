@@ -51,7 +51,7 @@ class Query(EncryptedRoot):
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_it_continues_with_blocks(tmp_path: Path, *, copies: bool) -> None:
+def test_a_query_continues_with_blocks_beside_old_parts(tmp_path: Path, *, copies: bool) -> None:
     """A query continues with blocks beside old parts, with correct state after restarts and with or without local
     copies.
     """
@@ -74,7 +74,7 @@ def test_it_continues_with_blocks(tmp_path: Path, *, copies: bool) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 6])
-def test_it_is_rolled_back(tmp_path: Path, batches: int) -> None:
+def test_a_root_of_parts_is_rolled_back_and_continued(tmp_path: Path, batches: int) -> None:
     """The root is rolled back to a batch before the upgrade and continued, also after this version has written."""
     query = Query(tmp_path, copies=True)
     query.run(batches)

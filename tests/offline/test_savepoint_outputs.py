@@ -36,7 +36,7 @@ def test_a_savepoint_keeps_the_sealed_output_of_its_batch(tmp_path: Path) -> Non
     feed_six_keys(query, 6, 30)
     tail = query.log().tail
     assert tail is not None
-    kept = read_savepoint(query.memory, tail.savepoints[0])
-    outputs = {link.object for _, link in kept.outputs}
-    assert outputs - Manifest(kept.entries).object_names()
+    savepoint = read_savepoint(query.memory, tail.savepoints[0])
+    outputs = {link.object for _, link in savepoint.outputs}
+    assert outputs - Manifest(savepoint.entries).object_names()
     assert outputs <= {*query.memory.list("")}

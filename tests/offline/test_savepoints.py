@@ -60,7 +60,9 @@ def missing(world: World) -> list[str]:
     return sorted(needed - {*world.memory.list("")})
 
 
-def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, checkpoint: Path, states: States) -> None:
+def test_a_rollback_to_a_savepoint_restores_state_offsets_and_checkpoint(
+    world: World, checkpoint: Path, states: States
+) -> None:
     """A rollback to a savepoint many batches later restores state, offsets and checkpoint, and keeps the savepoint."""
     Savepoints(world.home.root).create("release")
     world.start()
@@ -82,7 +84,7 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, che
     assert missing(world) == []
 
 
-def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint: Path) -> None:
+def test_a_savepoint_after_a_rollback_has_the_offsets_of_two_batches(world: World, checkpoint: Path) -> None:
     """A savepoint that is created after a rollback has the offsets of its batch and of the batch before."""
     Savepoints(world.home.root).create("a")
     world.start()
@@ -98,7 +100,7 @@ def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
 
 
-def test_a_savepoint_has_the_time_of_its_batch(world: World, checkpoint: Path) -> None:
+def test_a_savepoint_has_the_commit_time_of_its_batch(world: World, checkpoint: Path) -> None:
     """A savepoint has the commit time of its batch, not that of a later claim or savepoint record."""
     root = world.home.root
     tail = world.log().tail
@@ -124,7 +126,7 @@ def test_a_savepoint_has_the_time_of_its_batch(world: World, checkpoint: Path) -
 
 
 @pytest.mark.parametrize("when", ["create", "delete"])
-def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, when: str) -> None:
+def test_a_savepoint_command_fences_a_running_driver(world: World, when: str) -> None:
     """A savepoint command fences a running driver, and the next driver keeps the list of savepoints."""
     savepoints = Savepoints(world.home.root)
     savepoints.create("a")
@@ -141,7 +143,7 @@ def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, whe
     assert missing(world) == []
 
 
-def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> None:
+def test_a_savepoint_command_that_a_query_overtakes_creates_nothing(world: World) -> None:
     """A savepoint command that a query overtakes creates nothing, and later drivers delete its object."""
     savepoints = Savepoints(world.home.root)
     feed_six_keys(world, 6, 6)
@@ -156,7 +158,7 @@ def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> Non
 
 @pytest.mark.parametrize(("method", "call"), CREATION_REQUESTS)
 @pytest.mark.sample(step=3)
-def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated(
+def test_a_creation_that_fails_at_any_request_can_be_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, call: int
 ) -> None:
     """A creation that fails at any request can be repeated, and the query continues either way."""
@@ -178,7 +180,7 @@ def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated
     assert missing(world) == []
 
 
-def test_a_creation_has_no_other_requests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_sends_only_the_listed_requests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """``create`` sends no other requests than ``CREATION_REQUESTS``, each of which another test lets fail."""
     store = FaultyStore(world.memory)
     monkeypatch.setattr(offline_savepoints, "open_store", lambda *_: store)
@@ -186,7 +188,7 @@ def test_a_creation_has_no_other_requests(world: World, monkeypatch: pytest.Monk
     assert Counter(method for method, _ in store.calls) == Counter(method for method, _ in CREATION_REQUESTS)
 
 
-def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoint: Path, tmp_path: Path) -> None:
+def test_adopt_dispatch_and_rollback_keep_savepoints(world: World, checkpoint: Path, tmp_path: Path) -> None:
     """Adoptions, switches of dispatch and rollbacks keep the list of savepoints."""
     Savepoints(world.home.root).create("a")
     world.start()
@@ -216,7 +218,7 @@ def test_a_purge_ends_savepoints(world: World) -> None:
 
 
 @pytest.mark.long
-def test_costs_are_what_only_savepoints_keep(world: World) -> None:
+def test_savepoint_costs_count_objects_kept_only_for_savepoints(world: World) -> None:
     """The costs of savepoints count once each object that is kept only for savepoints."""
     Savepoints(world.home.root).create("a")
     Savepoints(world.home.root).create("b")
@@ -226,13 +228,13 @@ def test_costs_are_what_only_savepoints_keep(world: World) -> None:
     world.start()
     feed_six_keys(world, 6, 40)
     costs = Savepoints(world.home.root).measure()
-    kept = savepoint_objects(read_savepoint(world.memory, costs.savepoints[0].savepoint))
-    assert costs.only_objects == len(kept) == costs.savepoints[0].objects
-    sizes = [len(world.memory.get(name) or b"") for name in kept]
+    objects = savepoint_objects(read_savepoint(world.memory, costs.savepoints[0].savepoint))
+    assert costs.only_objects == len(objects) == costs.savepoints[0].objects
+    sizes = [len(world.memory.get(name) or b"") for name in objects]
     assert 0.8 * sum(sizes) <= costs.only_bytes <= sum(sizes)
     assert [each.only_objects for each in costs.savepoints] == [0, 0], "both savepoints keep the same objects"
     Savepoints(world.home.root).delete("b")
-    assert Savepoints(world.home.root).measure().savepoints[0].only_objects == len(kept)
+    assert Savepoints(world.home.root).measure().savepoints[0].only_objects == len(objects)
 
 
 def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
@@ -254,7 +256,7 @@ def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
     assert "missing" in costs.savepoints[0].problem
 
 
-def test_the_parts_of_savepoints_are_counted_by_key(world: World) -> None:
+def test_parts_of_savepoints_are_counted_by_encryption_key(world: World) -> None:
     """Parts of savepoints are counted by encryption key, because their key is still needed."""
     Savepoints(world.home.root).create("a")
     lines = switch_keys(world.home.root).steps
@@ -278,14 +280,14 @@ class TestTimes:
         return {each.version: each.written_ms / 1000 for each in records}
 
     @pytest.mark.parametrize("later", [0.0, 0.4])
-    def test_the_batch_before_or_at_the_time_is_taken(
+    def test_a_time_chooses_the_newest_batch_committed_by_then(
         self, world: World, checkpoint: Path, written: dict[int, float], later: float
     ) -> None:
         """A time chooses the newest batch that was committed at or before it."""
         for version, second in written.items():
             assert rollback(world.home.root, self.text(second + later), str(checkpoint)).version == version
 
-    def test_a_time_before_all_retained_records_names_the_savepoint(
+    def test_the_remedy_for_a_time_before_all_records_names_a_savepoint(
         self, world: World, checkpoint: Path, written: dict[int, float]
     ) -> None:
         """A time before all retained records is refused, and the remedy names an older savepoint."""
@@ -299,7 +301,7 @@ class TestTimes:
             rollback(world.home.root, self.text(0), str(checkpoint))
         assert "savepoint a" not in refused.value.remedy
 
-    def test_of_several_older_savepoints_the_newest_is_named(self, world: World, checkpoint: Path) -> None:
+    def test_the_remedy_names_the_newest_of_several_older_savepoints(self, world: World, checkpoint: Path) -> None:
         """Of several older savepoints the remedy names the newest."""
         Savepoints(world.home.root).create("a")
         world.start()
@@ -330,7 +332,7 @@ class TestTimes:
         assert (result.exit_code, "RIFFLE-1580" in result.output) == (2, True), result.output
         assert world.memory.list("") == before
 
-    def test_batches_that_a_rollback_gave_up_do_not_count(self, world: World, checkpoint: Path) -> None:
+    def test_batches_that_a_rollback_abandoned_are_not_chosen_by_time(self, world: World, checkpoint: Path) -> None:
         """Batches that a rollback abandoned do not count for a later rollback to a time."""
         world.settings = world.settings.but(retained_versions=100)
         world.start()
@@ -346,7 +348,7 @@ class TestTimes:
 class TestCommands:
     """Output and exit codes of the savepoint commands."""
 
-    def test_a_stopped_query_gets_a_savepoint_that_is_listed_and_deleted(self, world: World, checkpoint: Path) -> None:
+    def test_savepoints_of_a_stopped_query_are_created_listed_and_deleted(self, world: World, checkpoint: Path) -> None:
         """Savepoints of a stopped query are created, listed and deleted by command, with --stopped if there is no
         status.
         """
@@ -375,7 +377,7 @@ class TestCommands:
 
     @pytest.mark.parametrize("state", ["stopped", "failed"])
     @pytest.mark.sample(step=2)
-    def test_a_status_that_says_so_is_enough(self, world: World, state: str) -> None:
+    def test_a_status_of_a_stopped_query_allows_several_commands(self, world: World, state: str) -> None:
         """A status of a stopped query is enough for several commands, because their own records start no driver."""
         write_status(world, state=state, epoch=1)
         for name in "ab":
@@ -383,7 +385,7 @@ class TestCommands:
             assert created.exit_code == 0, created.output
         assert run_command("savepoint", "delete", world.home.root, "a").exit_code == 0
 
-    def test_a_driver_that_has_started_since_the_status_is_left_alone(self, world: World) -> None:
+    def test_a_command_is_refused_if_a_driver_started_since_the_status(self, world: World) -> None:
         """A command refuses if a driver has started since the status, because a record would fence that driver."""
         write_status(world, state="stopped", epoch=1)
         world.start()
@@ -393,7 +395,7 @@ class TestCommands:
         assert (refused.exit_code, "It is unknown whether" in refused.output) == (1, True), refused.output
         assert world.memory.list("") == before
 
-    def test_a_running_query_without_control_is_left_alone(self, world: World) -> None:
+    def test_a_command_does_not_fence_a_running_query_without_control(self, world: World) -> None:
         """A command does not write a record for a running query that reads no requests, because a record would fence
         its driver.
         """
@@ -408,17 +410,19 @@ class TestCommands:
         [("--name", "a b"), ("--name", ""), ("--name", "a", "--version", "x"), (), ("--name", "a", "--wait", "soon")],
     )
     @pytest.mark.sample(step=3)
-    def test_wrong_calls_are_usage_errors(self, world: World, arguments: tuple[str, ...]) -> None:
+    def test_wrong_savepoint_arguments_are_usage_errors(self, world: World, arguments: tuple[str, ...]) -> None:
         """Wrong arguments are usage errors before anything is read."""
         assert run_command("savepoint", "create", world.home.root, *arguments).exit_code == 2
 
     @pytest.mark.parametrize("targets", [(), ("--to", "1", "--to-savepoint", "a"), ("--to-time", "1m", "--to", "1")])
     @pytest.mark.sample(step=3)
-    def test_a_rollback_has_one_target(self, world: World, checkpoint: Path, targets: tuple[str, ...]) -> None:
+    def test_a_rollback_without_a_target_or_with_two_is_a_usage_error(
+        self, world: World, checkpoint: Path, targets: tuple[str, ...]
+    ) -> None:
         """A rollback without a target or with two is a usage error."""
         assert run_command("rollback", world.home.root, "--checkpoint", checkpoint, *targets).exit_code == 2
 
-    def test_a_savepoint_of_a_savepoint_and_of_a_released_batch_is_refused(self, world: World) -> None:
+    def test_savepoints_of_savepoints_or_released_batches_are_refused(self, world: World) -> None:
         """Savepoints of savepoints and of released batches, and duplicate names, are refused."""
         savepoints = Savepoints(world.home.root)
         savepoints.create("a")
@@ -466,9 +470,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
 
 
 @pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.long)])
-def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same_command(
-    tmp_path: Path, states: States, stride: int
-) -> None:
+def test_an_interrupted_rollback_to_a_savepoint_can_be_completed(tmp_path: Path, states: States, stride: int) -> None:
     """A rollback to a savepoint that dies between any two requests or file changes is completed by the same command."""
     settings = {"operators": [totals()], "snapshot_chain_links": 2}
     world = World(tmp_path / "before", **settings)  # type: ignore[arg-type]
@@ -501,9 +503,7 @@ def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same
 
 
 @pytest.mark.long
-def test_ten_thousand_batches_later_a_rollback_is_exact_and_nothing_else_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollback_is_exact_after_ten_thousand_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After ten thousand batches a rollback to a savepoint is exact, and the root holds only retained objects."""
     monkeypatch.undo()
     world = World(tmp_path / "local", executors=["1"], operators=[totals()], retained_versions=2, key_groups=2)
@@ -519,12 +519,15 @@ def test_ten_thousand_batches_later_a_rollback_is_exact_and_nothing_else_stays(
     assert log.tail is not None
     records = [log.read(sequence) for sequence in range(log.first, log.tail.sequence + 1)]
     listed = set[str]().union(*log.listed_objects(records, log.first))
-    kept = savepoint_objects(read_savepoint(world.memory, savepoint)) | {paths.savepoint_name(savepoint.id)}
+    savepoint_names = savepoint_objects(read_savepoint(world.memory, savepoint)) | {paths.savepoint_name(savepoint.id)}
     there = {*world.memory.list("")}
-    assert kept <= there
+    assert savepoint_names <= there
     not_swept_yet = 16 * (len(world.operators) * 2 + 1)
-    assert len(there - listed - kept - {paths.record_name(record.sequence) for record in records}) <= not_swept_yet
-    assert len(there) <= len(listed) + len(kept) + len(records) + not_swept_yet
+    assert (
+        len(there - listed - savepoint_names - {paths.record_name(record.sequence) for record in records})
+        <= not_swept_yet
+    )
+    assert len(there) <= len(listed) + len(savepoint_names) + len(records) + not_swept_yet
     assert len(records) <= 64
     folder = written_checkpoint(tmp_path / "checkpoint")
     rollback(world.home.root, "savepoint:a", str(folder), execute=True)

@@ -32,15 +32,15 @@ def query(tmp_path: Path) -> Elastic:
     return stored_query(tmp_path / "local")
 
 
-def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
+def test_the_scenario_has_the_members_owners_and_sizes_of_the_log(query: Elastic) -> None:
     """Members, owners, standbys, slots and sizes of the scenario are those of the log."""
     scenario = scenario_of_root(query.home.root, Settings(), Changes())
     record = Log(query.memory, query.home.root).open()
     assert record is not None
     owned = {str(task.key_group): client.member.id for client in scenario.clients for task in client.owned}
     assert owned == dict(record.owners)
-    kept = {str(task.key_group): (client.member.id,) for client in scenario.clients for task in client.standbys}
-    assert kept == dict(record.standbys)
+    standbys = {str(task.key_group): (client.member.id,) for client in scenario.clients for task in client.standbys}
+    assert standbys == dict(record.standbys)
     assert [client.member.slots for client in scenario.clients] == [1, 1]
     sizes = sizes_of_root(query.home.root)
     assert sizes.key_groups == len(scenario.tasks) == 6
@@ -48,21 +48,21 @@ def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
     assert sizes.state_bytes > 0
 
 
-def test_what_if_members_join_and_go(query: Elastic) -> None:
+def test_plan_shows_the_assignment_after_members_join_or_leave(query: Elastic) -> None:
     """`riffle plan --add` and `--drop` show the assignment after members join or leave."""
     done = run_command("plan", query.home.root, "--add", 2, "--json")
     now, then = json.loads(done.output)["converge"]["phases"]
     assert (now["clients"], then["clients"]) == (2, 4)
-    assert sorted(len(held["active"]) for held in then["assignment"].values()) == [1, 1, 2, 2]
+    assert sorted(len(tasks["active"]) for tasks in then["assignment"].values()) == [1, 1, 2, 2]
     assert then["net_stateful_active_moves"] == then["fewest_stateful_active_moves"] == 2
     planned = json.loads(run_command("plan", query.home.root, "--drop", "1", "--json").output)
     gone = planned["converge"]["phases"][1]
-    assert [len(held["active"]) for held in gone["assignment"].values()] == [6]
+    assert [len(tasks["active"]) for tasks in gone["assignment"].values()] == [6]
     assert gone["moves"]["active_placed_not_caught_up"] == 0
     assert "new0" in run_command("plan", query.home.root, "--add", 1).output
 
 
-def test_racks_may_go_and_come(tmp_path: Path) -> None:
+def test_a_plan_can_drop_and_add_racks(tmp_path: Path) -> None:
     """Dropping a rack drops its members, and added members are placed in the remaining or given racks."""
     world = Elastic(tmp_path / "local", executors=("1", "2", "3"))
     world.feed(4)
@@ -83,7 +83,7 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
     assert "Unknown rack 'c'" in refused.output
 
 
-def test_what_operators_asked_for_counts(query: Elastic) -> None:
+def test_operator_requests_of_the_log_apply_to_the_scenario(query: Elastic) -> None:
     """Pins, drains and changed settings in the log's operator requests apply to the scenario."""
     record = Log(query.memory, query.home.root).open()
     assert record is not None
@@ -99,7 +99,7 @@ def test_what_operators_asked_for_counts(query: Elastic) -> None:
     assert (scenario.settings.max_warmup_replicas, scenario.settings.num_standbys) == (7, 1)
 
 
-def test_tasks_weigh_what_the_log_says_that_assignments_go_by(query: Elastic) -> None:
+def test_task_weights_are_those_of_the_last_assignment_in_the_log(query: Elastic) -> None:
     """The weights of tasks are those of the last assignment in the log, not the measured ones."""
     log = Log(query.memory, query.home.root)
     record = log.open()
@@ -112,7 +112,7 @@ def test_tasks_weigh_what_the_log_says_that_assignments_go_by(query: Elastic) ->
     assert {task.id.key_group: task.weight for task in tasks if task.weight} == {3: 40, 4: 1}
 
 
-def test_who_lives_is_known_from_the_first_batch_on(tmp_path: Path) -> None:
+def test_live_members_are_known_from_the_first_batch_on(tmp_path: Path) -> None:
     """Live members are known from the first batch on, also drained ones, and lost members are left out."""
     world = Elastic(tmp_path / "local", executors=("1", "2"), scheduled_rebalance_max_delay=0)
     world.feed(1)
@@ -129,7 +129,7 @@ def test_who_lives_is_known_from_the_first_batch_on(tmp_path: Path) -> None:
     assert len(scenario_of_root(world.home.root, Settings(), Changes()).clients) == 1
 
 
-def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
+def test_members_of_an_old_log_are_derived_from_its_owners(query: Elastic) -> None:
     """Without a retained record that lists members, owners and standbys are known by id."""
     log = Log(query.memory, query.home.root)
     record = log.open()
@@ -138,7 +138,7 @@ def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
     assert {each.id for each in recorded_members(log, old)} == set(record.owners.values())
 
 
-def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
+def test_unknown_members_and_an_empty_root_are_refused(query: Elastic) -> None:
     """Unknown members, an empty root, files beside a root, and options without a root are refused."""
     for words, text in (
         ((query.home.root, "--drop", "9"), "Unknown member, executor or host '9'"),
@@ -155,16 +155,16 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     assert "new1" in more.output
 
 
-def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:
+def test_capacity_takes_state_size_and_row_size_from_the_root(query: Elastic) -> None:
     """`riffle capacity` takes the state size and the row size from the root."""
     words = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
-    found = json.loads(run_command("capacity", query.home.root, *words).stdout)
+    capacity = json.loads(run_command("capacity", query.home.root, *words).stdout)
     sizes = sizes_of_root(query.home.root)
-    assert found["disk_bytes"] == sizes.state_bytes
-    assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
+    assert capacity["disk_bytes"] == sizes.state_bytes
+    assert capacity["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
 
 
-def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> None:
+def test_a_plan_names_tasks_by_partition_and_refuses_hashed_dispatch(tmp_path: Path) -> None:
     """With partition dispatch tasks are named by their partitions, and hashed dispatch is refused."""
     played = Played(World(tmp_path / "parted", dispatch="partition", key_groups=16))
     played.batches(2)
@@ -179,7 +179,7 @@ def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> 
     assert "RIFFLE-0149" in run_command("plan", hashed.world.home.root).output
 
 
-def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_has_is_refused(tmp_path: Path) -> None:
+def test_a_cache_is_planned_in_its_group_and_unknown_groups_are_refused(tmp_path: Path) -> None:
     """A cache is planned in its group of the settings, and groups that do not match the root's owners are refused."""
     operators = [totals(), replace(totals("seen"), durable=False)]
     world = Elastic(tmp_path, operators=operators, key_groups=5, store_groups={"seen": "light"})

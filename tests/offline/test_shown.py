@@ -93,7 +93,7 @@ def test_a_secret_in_the_uri_of_a_checkpoint_is_not_repeated(
     assert PLANTED not in caplog.text + repr(Checkpoint(checkpoint))
 
 
-def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
+def test_plans_and_findings_mask_credentials_in_a_checkpoint_uri(
     filled: World, tmp_path: Path, object_server: ObjectServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Plans and findings show a checkpoint's URI with its credentials and query masked."""
@@ -117,7 +117,7 @@ def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
 
 
 @pytest.mark.parametrize("checkpoint", ["/tmp/a\0b", "file:///a\0b", "s3:b/x"])
-def test_what_a_file_system_cannot_name_is_an_error_of_ours(checkpoint: str) -> None:
+def test_a_path_that_a_file_system_cannot_use_is_unavailable(checkpoint: str) -> None:
     """A path that a file system cannot use raises UnavailableError, not an error of Arrow."""
     spark = Checkpoint(checkpoint)
     assert spark.find_query_id() is None
@@ -127,7 +127,7 @@ def test_what_a_file_system_cannot_name_is_an_error_of_ours(checkpoint: str) -> 
 
 
 @pytest.mark.parametrize("checkpoint", ["", "file:///", "s3a://"])
-def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, checkpoint: str) -> None:
+def test_a_checkpoint_path_without_a_folder_is_a_usage_error(filled: World, tmp_path: Path, checkpoint: str) -> None:
     """A checkpoint path without a folder, which an empty variable gives, is a usage error."""
     conf = tmp_path / "riffle.toml"
     conf.write_text("s3_endpoint = 'http://127.0.0.1:9'\n")
@@ -139,14 +139,14 @@ def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, ch
 
 
 @pytest.mark.parametrize("metadata", ['{"id": "\\u001b[2J"}', '{"id": 7}', "\xff"])
-def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, metadata: str) -> None:
+def test_an_invalid_query_id_is_refused(filled: World, tmp_path: Path, metadata: str) -> None:
     """A query id with control characters, of another type or in another encoding is refused."""
     (tmp_path / "metadata").write_text(metadata, encoding="latin-1")
     done, shown = run_and_collect("adopt", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
     assert (done.exit_code, "is not a checkpoint" in shown) == (1, True), shown
 
 
-def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(filled: World) -> None:
+def test_control_characters_in_object_names_are_escaped(filled: World) -> None:
     """An object name with control characters is escaped and adds no line to the findings of `verify`."""
     assert isinstance(filled.memory, MemoryStore)
     filled.memory._objects.by_name["elsewhere\x1b[2J\nstate: x"] = b""
@@ -158,7 +158,7 @@ def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(fi
 
 
 @pytest.mark.parametrize("wrong", [{"key_groups": 0}, {"dispatch": "keys"}])
-def test_nothing_is_begun_that_no_query_could_go_on_with(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_adopt_empty_refuses_settings_that_no_query_can_run_with(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """`adopt --empty` refuses settings that no query can run with, because its record could not be undone."""
     (tmp_path / "metadata").write_text('{"id": "query"}')
     root = f"memory://{tmp_path.name}"

@@ -94,7 +94,7 @@ def test_a_deleted_key_starts_again_and_others_continue() -> None:
         assert tail_of(query).row_counts == {"totals": 3}
 
 
-def test_the_null_key_is_not_the_text_null() -> None:
+def test_the_null_key_differs_from_the_text_null() -> None:
     """The key `[null]` is the NULL key, not the text "null"."""
     with totals() as query:
         query.feed(rows("null", None))
@@ -102,7 +102,7 @@ def test_the_null_key_is_not_the_text_null() -> None:
         assert set(query.state()) == {("null",)}
 
 
-def test_a_key_without_state_changes_nothing() -> None:
+def test_deleting_a_key_without_state_writes_no_record() -> None:
     """Deleting a key without state writes no record."""
     with totals() as query:
         query.feed(rows("ann"))
@@ -112,7 +112,7 @@ def test_a_key_without_state_changes_nothing() -> None:
         assert tail_of(query).sequence == sequence
 
 
-def test_a_value_that_was_set_is_what_the_query_continues_with() -> None:
+def test_the_query_continues_with_a_set_value() -> None:
     """A set value replaces the given columns, and keeps the others or sets them to NULL for a new key."""
     with totals() as query:
         query.feed(rows("ann", "ann"))
@@ -156,7 +156,7 @@ def test_unknown_stores_and_variables_are_refused() -> None:
             delete_keys(query.root, "totals", KeyChoice("ann"), WHY, variable="visits")
 
 
-def test_keys_of_a_file_are_deleted_together(tmp_path: Path) -> None:
+def test_keys_of_a_parquet_file_are_deleted_together(tmp_path: Path) -> None:
     """Keys of a Parquet file are deleted together, absent keys are ignored, and other columns are refused."""
     users = [f"u{n}" for n in range(300)]
     with totals() as query:
@@ -178,7 +178,7 @@ def test_keys_of_a_file_are_deleted_together(tmp_path: Path) -> None:
             delete_keys(query.root, "totals", choice, WHY)
 
 
-def test_a_driver_that_still_runs_is_fenced() -> None:
+def test_a_state_command_fences_a_running_driver() -> None:
     """A state command fences a running driver."""
     with totals() as query:
         query.feed(rows("ann"))
@@ -187,7 +187,7 @@ def test_a_driver_that_still_runs_is_fenced() -> None:
             query.feed(rows("ann"))
 
 
-def test_a_command_that_loses_to_a_driver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_command_that_loses_against_a_driver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state command that loses against a commit of a driver changes nothing, and the query continues."""
     with totals() as query:
         query.feed(rows("ann"))
@@ -205,7 +205,7 @@ def test_a_command_that_loses_to_a_driver_changes_nothing(monkeypatch: pytest.Mo
         assert query.state()[("ann",)]["visits"] == 3  # type: ignore[index]
 
 
-def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
+def test_a_state_command_keeps_encrypted_state_encrypted(tmp_path: Path) -> None:
     """The delta of a state command is encrypted with the newest key, and without keys the command is refused."""
     keys = tmp_path / "keys.txt"
     keys.write_text("a = " + "AAAA" * 10 + "AAA=\n")
@@ -227,7 +227,7 @@ def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", UNTIMED)
 @pytest.mark.sample(step=4)
-def test_a_processors_deleted_key_is_as_if_it_had_never_arrived(name: str) -> None:
+def test_after_its_deletion_a_processors_key_starts_anew(name: str) -> None:
     """After a key of a processor is deleted, state and output equal those of a query that never received the key."""
     case = CASES[name]
     half = len(case.batches) // 2 or 1
@@ -289,7 +289,7 @@ def shown(rows: list[dict[str, object]]) -> dict[object, object]:
     return {row["user"]: row["shown"] for row in rows}
 
 
-def test_timers_and_times_to_live_go_with_their_key() -> None:
+def test_the_timer_and_ttls_of_a_deleted_key_are_deleted() -> None:
     """The timer and the TTLs of a deleted key are deleted, and other timers of its key-group fire."""
     with everything() as query:
         users = [f"u{n}" for n in range(8)]
@@ -307,7 +307,7 @@ def test_timers_and_times_to_live_go_with_their_key() -> None:
         assert {entry.timer_ms for entry in log.manifest.entries.values()} == {160_000}
 
 
-def test_one_variable_is_deleted_and_the_others_stay() -> None:
+def test_deleting_one_variable_keeps_the_others() -> None:
     """Deleting one variable of a key keeps its other variables and its timer."""
     with everything() as query:
         query.feed([{"user": "ann"}, {"user": "bob"}])
@@ -319,7 +319,7 @@ def test_one_variable_is_deleted_and_the_others_stay() -> None:
         assert tail_of(query).row_counts == {store_of(query): 5}
 
 
-def test_variables_are_set() -> None:
+def test_a_set_value_replaces_the_whole_variable() -> None:
     """A set value, list or map replaces the whole variable, and its TTL starts at the newest batch."""
     with everything() as query:
         query.feed([{"user": "ann"}, {"user": "bob"}])
@@ -361,7 +361,7 @@ def test_variables_are_set() -> None:
         ("tags", '[["x", 1], ["x", 2]]', "different keys"),
     ],
 )
-def test_values_of_variables_that_do_not_fit_are_refused(variable: str, value: str, problem: str) -> None:
+def test_a_value_that_does_not_fit_a_variable_is_refused(variable: str, value: str, problem: str) -> None:
     """A value that does not fit a variable is refused with the variable, the field and the type."""
     with everything() as query:
         query.feed([{"user": "ann"}])
@@ -369,7 +369,7 @@ def test_values_of_variables_that_do_not_fit_are_refused(variable: str, value: s
             set_value(query.root, store_of(query), "ann", value, WHY, variable=variable)
 
 
-def test_a_value_with_a_due_time_ends_by_it() -> None:
+def test_a_set_value_with_a_due_time_expires_in_time() -> None:
     """The timer of a key-group moves when a key with a due time is deleted or set, and the set key ends in time."""
     operator = Stateful("windows", ("end", "k"), CountedWindows("append", False))
     with Harness(operator, KEY, late=ENDS, key_groups=1) as query:
@@ -394,7 +394,7 @@ def timer_of(query: Harness) -> int | None:
     return next(iter(log.manifest.entries.values())).timer_ms
 
 
-def test_stores_whose_values_cannot_be_set_are_refused_by_kind() -> None:
+def test_setting_values_of_joins_and_sessions_is_refused() -> None:
     """Values of deduplications, joins, sessions and DISTINCT cannot be set, and the remedy is `riffle state delete`."""
     key = pa.schema([("k", pa.string())])
     dues = PlainColumns("s", key, pa.schema([("due", pa.int64())]), "due", "EventTime")
@@ -446,7 +446,7 @@ def read_store(root: str, store: str) -> pa.Table:
     return pa.concat_tables(read_key_group(schema, kg, entry, Reader(objects)) for kg, entry in entries)
 
 
-def test_a_rollback_to_the_record_before_undoes_a_deletion(tmp_path: Path) -> None:
+def test_a_rollback_to_the_previous_record_undoes_a_deletion(tmp_path: Path) -> None:
     """The plan of a deletion names the record to roll back to, and batches continue from there."""
     with totals() as query:
         query.feed(rows("ann", "bob"))
@@ -462,7 +462,7 @@ def test_a_rollback_to_the_record_before_undoes_a_deletion(tmp_path: Path) -> No
         assert query.state()[("ann",)]["visits"] == 2  # type: ignore[index]
 
 
-def test_the_commands_show_a_plan_and_change_with_execute(tmp_path: Path) -> None:
+def test_state_commands_show_a_plan_and_change_only_with_execute(tmp_path: Path) -> None:
     """`riffle state delete` and `set` show a plan and change state only with --execute, and `riffle log` shows user and
     reason.
     """

@@ -57,15 +57,15 @@ def root(world: World) -> str:
     return world.home.root
 
 
-def test_state_is_read_from_objects_alone_as_it_was_written(world: World, oracle: Oracle, root: str) -> None:
-    """State that is read from snapshots and chains equals plain Python's."""
+def test_state_read_from_objects_equals_a_python_model(world: World, oracle: Oracle, root: str) -> None:
+    """State that is read from snapshots and chains equals that of a model in plain Python."""
     assert contents(root) == expected(oracle)
     entries = world.log().manifest.entries.values()
     assert any(entry.snapshot and entry.chain for entry in entries)
     assert len(oracle.tails) < len(oracle.totals)
 
 
-def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root: str) -> None:
+def test_a_switch_to_partitions_and_back_keeps_all_state(world: World, oracle: Oracle, root: str) -> None:
     """A switch from key-groups to partitions and back keeps every key's state and places it correctly."""
     before = tail_of(root)
     there = switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
@@ -87,7 +87,7 @@ def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root:
     assert any("12 keys" in step for step in back.steps)
 
 
-def test_between_partition_and_hashed_only_a_record_is_written(world: World, root: str) -> None:
+def test_a_switch_between_partition_and_hashed_writes_only_a_record(world: World, root: str) -> None:
     """A switch between partition and hashed dispatch writes only a record, because the shards are the same."""
     switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
     objects, log = open_store(root), Log(open_store(root), root)
@@ -102,14 +102,16 @@ def test_between_partition_and_hashed_only_a_record_is_written(world: World, roo
 
 
 @pytest.mark.parametrize(("to", "key_groups"), [("key_group", 3), ("partition", 32)])
-def test_the_number_of_key_groups_may_change(world: World, oracle: Oracle, root: str, to: str, key_groups: int) -> None:
+def test_a_switch_can_change_the_number_of_key_groups(
+    world: World, oracle: Oracle, root: str, to: str, key_groups: int
+) -> None:
     """A switch can change the number of key-groups or the maximum number of shards."""
     switch_dispatch(root, to, partition_of=partition_of, key_groups=key_groups, execute=True)
     assert tail_of(root).total == key_groups
     assert contents(root) == expected(oracle)
 
 
-def test_more_rows_than_a_run_holds_are_sorted_in_several(
+def test_state_larger_than_one_sorted_run_is_switched(
     world: World, oracle: Oracle, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """State of more rows than one sorted run holds is switched with several runs."""
@@ -119,7 +121,7 @@ def test_more_rows_than_a_run_holds_are_sorted_in_several(
     assert contents(root) == expected(oracle)
 
 
-def test_a_dry_run_writes_nothing_and_says_what_would_be(world: World, oracle: Oracle, root: str) -> None:
+def test_a_switch_without_execute_writes_nothing_and_shows_a_plan(world: World, oracle: Oracle, root: str) -> None:
     """Without ``execute`` a switch writes nothing, and the plan names keys, shards and the setting to start with."""
     objects = open_store(root)
     before = objects.list("")
@@ -130,7 +132,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be(world: World, oracle: O
     assert "dispatch = partition" in plan.steps[-1]
 
 
-def test_the_registry_begins_with_the_partitions_of_the_offsets(tmp_path: Path) -> None:
+def test_a_switch_registers_all_partitions_of_the_offsets(tmp_path: Path) -> None:
     """A switch registers all partitions of Spark's offsets in order, also those without keys."""
     world = World(tmp_path)
     offsets = 'v1\n{"batchWatermarkMs":0}\n{"events":{"2":9,"0":5,"1":7}}'
@@ -148,7 +150,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, fault: Fault) 
     monkeypatch.setattr(switch, "open_store", lambda *_: store)
 
 
-def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
+def test_objects_of_a_failed_switch_are_deleted_by_the_next_driver(
     world: World, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A switch that fails before its record keeps the state, and the next driver's scan deletes its objects."""
@@ -171,7 +173,9 @@ def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
     assert contents(world.home.root) == expected(oracle)
 
 
-def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_a_killed_command_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next command removes temporary files that a killed command left, because they contain unencrypted rows."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("riffle-dispatch-abc", "another"):
@@ -191,7 +195,7 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
 
 @pytest.mark.parametrize(("command", "limit"), [("dispatch", 0), ("keys", 200)])
 @pytest.mark.sample(step=2)
-def test_a_disk_without_room_for_temporary_files_is_told_with_its_remedy(
+def test_a_full_temporary_disk_is_refused_with_a_remedy(
     world: World, oracle: Oracle, tmp_path: Path, command: str, limit: int
 ) -> None:
     """A full temporary disk is refused with a remedy that does not name `local_dir`."""
@@ -218,7 +222,7 @@ def nobody_there(*_: object) -> None:
 
 @pytest.mark.parametrize("command", ["dispatch", "keys"])
 @pytest.mark.sample(step=2)
-def test_state_that_was_taken_over_is_switched_before_its_first_batch(
+def test_adopted_state_can_be_switched_before_its_first_batch(
     world: World, oracle: Oracle, tmp_path: Path, command: str
 ) -> None:
     """State that was adopted can be switched before its first batch, when it is at batch -1."""
@@ -247,7 +251,7 @@ def test_state_that_was_taken_over_is_switched_before_its_first_batch(
     assert contents(root) == expected(oracle)
 
 
-def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> None:
+def test_a_switch_fences_a_running_driver(world: World, oracle: Oracle) -> None:
     """A switch fences a running driver, which commits nothing more."""
     switch_dispatch(world.home.root, "hashed", partition_of=partition_of, execute=True)
     with pytest.raises(FencedError):
@@ -255,7 +259,7 @@ def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> Non
     assert contents(world.home.root) == expected(oracle)
 
 
-def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
+def test_a_scan_keeps_snapshots_that_a_switch_is_writing(
     world: World, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scan of the stopped query that still runs keeps the snapshots that a switch is writing."""
@@ -280,7 +284,7 @@ with reshard.scratch_folder() as folder:
 
 @pytest.mark.parametrize("kind", ["of this user", "of another user"])
 @pytest.mark.sample(step=2)
-def test_a_fifo_in_the_folder_for_temporary_files_does_not_block(tmp_path: Path, kind: str) -> None:
+def test_a_fifo_in_a_temporary_folder_does_not_block_a_switch(tmp_path: Path, kind: str) -> None:
     """A FIFO in place of the lock of an old temporary folder does not block a switch."""
     left = tmp_path / "riffle-dispatch-left"
     left.mkdir()

@@ -52,7 +52,9 @@ REFUSED: Mapping[str, Callable[[pa.Table], object]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.sample(step=3)
-def test_a_function_that_cannot_be_right_is_refused(world: World, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_function_with_a_changing_answer_is_refused(
+    world: World, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A partition function with an invalid or changing answer is refused before a record is written."""
     monkeypatch.setattr(switch, "_SAMPLE_KEYS", 1)
     before = world.log().tail
@@ -61,7 +63,7 @@ def test_a_function_that_cannot_be_right_is_refused(world: World, case: str, mon
     assert world.log().tail == before
 
 
-def test_more_partitions_than_shards_are_refused(world: World) -> None:
+def test_a_switch_to_more_partitions_than_shards_is_refused(world: World) -> None:
     """A switch to more partitions than shards is refused."""
     before = world.log().tail
     with pytest.raises(ConfigError, match="key_groups = 4"):
@@ -83,13 +85,13 @@ def test_a_partition_that_the_query_does_not_read_is_refused(tmp_path: Path) -> 
         switch_dispatch(world.home.root, "hashed", partition_of=answers(topic="events", partition=3), execute=True)
 
 
-def test_from_key_groups_a_function_is_needed(world: World) -> None:
+def test_a_switch_from_key_groups_without_a_function_is_refused(world: World) -> None:
     """A switch from key-groups to partitions without a function is refused, because state has no partitions."""
     with pytest.raises(ConfigError, match="RIFFLE-0159"):
         switch_dispatch(world.home.root, "partition", execute=True)
 
 
-def test_a_state_without_keys_needs_no_function(tmp_path: Path) -> None:
+def test_a_switch_without_state_needs_no_function(tmp_path: Path) -> None:
     """A query without state switches its dispatch without a function."""
     world = World(tmp_path)
     world.batch(0, one(1).slice(0, 0))
@@ -101,13 +103,15 @@ def test_a_state_without_keys_needs_no_function(tmp_path: Path) -> None:
     ("to", "key_groups", "id"),
     [("key_group", 16, "RIFFLE-0158"), ("round_robin", None, "RIFFLE-0157"), ("hashed", 0, "RIFFLE-0118")],
 )
-def test_what_makes_no_sense_is_refused(world: World, to: str, key_groups: int | None, id: str) -> None:
+def test_a_switch_to_the_present_or_an_unknown_dispatch_is_refused(
+    world: World, to: str, key_groups: int | None, id: str
+) -> None:
     """The present dispatch, an unknown one and an invalid number of key-groups are refused."""
     with pytest.raises(ConfigError, match=id):
         switch_dispatch(world.home.root, to, key_groups=key_groups, execute=True)
 
 
-def test_an_empty_root_has_nothing_to_switch(tmp_path: Path) -> None:
+def test_a_switch_of_an_empty_root_is_refused(tmp_path: Path) -> None:
     """A root without state is refused, because the setting alone decides."""
     with pytest.raises(ConfigError, match="RIFFLE-0154"):
         switch_dispatch(f"file://{tmp_path}/none", "hashed", execute=True)
@@ -137,7 +141,7 @@ def test_a_key_with_state_in_two_partitions_is_refused(world: World, monkeypatch
     assert world.log().tail.dispatch == "partition"  # type: ignore[union-attr]
 
 
-def test_missing_objects_are_named_and_nothing_is_listed(world: World) -> None:
+def test_a_switch_of_a_state_with_a_missing_object_is_refused(world: World) -> None:
     """A switch of a state with a missing object is refused with the object's name."""
     entry = next(entry for entry in world.log().manifest.entries.values() if entry.chain)
     world.memory.delete([entry.chain[0].object])

@@ -85,7 +85,9 @@ def known(name: str) -> list[tuple[list[str], list[str]]]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sample(step=12)
-def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_are_correct_over_changes_of_the_key_group_number(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Output and state stay correct if the number of key-groups changes after each batch, also without local copies."""
     case = CASES[name]
     with harness(case) as query:
@@ -100,7 +102,7 @@ def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypat
 
 @pytest.mark.parametrize("name", LATER)
 @pytest.mark.sample(step=12)
-def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
+def test_processors_are_correct_over_switches_of_dispatch(name: str) -> None:
     """Output and state are correct if the dispatch changes after every batch."""
     case = CASES[name]
     with harness(case) as query:
@@ -112,7 +114,7 @@ def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
 
 @pytest.mark.parametrize("name", TIMED)
 @pytest.mark.sample(step=3)
-def test_each_shard_is_listed_with_its_earliest_time(name: str) -> None:
+def test_each_shard_has_its_earliest_due_time_after_a_switch(name: str) -> None:
     """The entry of each shard has its earliest due time after a switch."""
     case = CASES[name]
     with harness(case) as query:
@@ -128,7 +130,7 @@ def test_each_shard_is_listed_with_its_earliest_time(name: str) -> None:
         assert after == before
 
 
-def test_a_key_with_variables_of_two_partitions_is_refused() -> None:
+def test_a_key_with_variables_in_two_partitions_is_refused() -> None:
     """A key with variables in two partitions is refused."""
     case = CASES["count"]
     with harness(case, dispatch="partition", key_groups=16) as query:
@@ -141,7 +143,7 @@ def test_a_key_with_variables_of_two_partitions_is_refused() -> None:
         assert tail_of(query.root).dispatch == "partition"
 
 
-def test_a_rollback_over_a_switch_takes_variables_back(tmp_path: Path) -> None:
+def test_a_rollback_over_a_switch_restores_variables_and_timers(tmp_path: Path) -> None:
     """A rollback over a switch restores the variables, timers and number of key-groups."""
     case = CASES[TIMED[0]]
     for folder in ("offsets", "commits"):

@@ -51,7 +51,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def kept(stock: tuple[Path, Path], tmp_path: Path) -> World:
+def first_query(stock: tuple[Path, Path], tmp_path: Path) -> World:
     """Return the first query with its root and checkpoint, on machines without local copies."""
     for name in ("state", "checkpoint"):
         shutil.copytree(stock[0] / name, tmp_path / name)
@@ -68,15 +68,15 @@ def refusal_of(world: World, version: int) -> RiffleError | None:
     return None
 
 
-def test_a_whole_root_is_whole(kept: World) -> None:
+def test_an_undamaged_root_gives_no_finding(first_query: World) -> None:
     """An undamaged root gives no finding, and `verify` reads all objects and changes none."""
-    before = files_of(root_of(kept).parent)
-    found = verify(kept.home.root, checkpoint_of(kept))
-    assert found.findings == ()
-    assert found.is_whole
-    assert (found.records, found.version) == (BATCHES + 1, BATCHES - 1)
-    assert found.checked_bytes > 0
-    assert files_of(root_of(kept).parent) == before
+    before = files_of(root_of(first_query).parent)
+    report = verify(first_query.home.root, checkpoint_of(first_query))
+    assert report.findings == ()
+    assert report.is_whole
+    assert (report.records, report.version) == (BATCHES + 1, BATCHES - 1)
+    assert report.checked_bytes > 0
+    assert files_of(root_of(first_query).parent) == before
 
 
 @pytest.mark.parametrize(
@@ -95,43 +95,45 @@ def test_a_whole_root_is_whole(kept: World) -> None:
     ],
 )
 @pytest.mark.sample(step=2)
-def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind: str, way: str) -> None:
+def test_verify_names_a_damaged_object_and_a_remedy_that_works(
+    first_query: World, stock: tuple[Path, Path], kind: str, way: str
+) -> None:
     """`verify` names a damaged object and its effect, and the query is correct or refused with a remedy that works."""
-    name, is_unread = object_of(kept, kind), kind == "record between" and way != "missing"
-    newest = newest_without(kept, name)
-    good = damage(kept, name, way, stock[1])
-    damaged = files_of(root_of(kept).parent)
-    found = verify(kept.home.root, checkpoint_of(kept))
-    assert not found.is_whole
-    texts = [str(finding) for finding in found.findings]
+    name, is_unread = object_of(first_query, kind), kind == "record between" and way != "missing"
+    newest = newest_without(first_query, name)
+    good = damage(first_query, name, way, stock[1])
+    damaged = files_of(root_of(first_query).parent)
+    report = verify(first_query.home.root, checkpoint_of(first_query))
+    assert not report.is_whole
+    texts = [str(finding) for finding in report.findings]
     is_newest_gone = (kind, way) == ("record", "missing")
-    assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in texts), texts
+    assert any((checkpoint_of(first_query) if is_newest_gone else name) in text for text in texts), texts
     assert all("What to do: " in text for text in texts)
     assert [printed(text) for text in texts]
-    assert any(finding.level == "state" for finding in found.findings) != is_unread, texts
-    assert files_of(root_of(kept).parent) == damaged
-    bad = put_back(kept, good)
-    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
-    put_back(kept, bad)
-    error = refusal_of(kept, BATCHES)
+    assert any(finding.level == "state" for finding in report.findings) != is_unread, texts
+    assert files_of(root_of(first_query).parent) == damaged
+    bad = put_back(first_query, good)
+    assert verify(first_query.home.root, checkpoint_of(first_query)).is_whole
+    put_back(first_query, bad)
+    error = refusal_of(first_query, BATCHES)
     assert (error is None) == is_unread, error
     if error is None:
-        assert kept.state("totals") == held_at(BATCHES - 1, 100)
+        assert first_query.state("totals") == held_at(BATCHES - 1, 100)
         return
     assert isinstance(error, CorruptStateError | ConflictError), error
     assert error.remedy
     assert name.rpartition("/")[2] in str(error) or isinstance(error, ConflictError), error
     if newest + 1 < BATCHES - 1:
-        assert not leads_to_whole_state(kept, newest + 1)
-    if found.way_back:
-        assert printed(found.way_back)[0][-2] == str(newest), "the way back names the newest intact batch"
-    assert found.way_back or kind == "record"
-    assert leads_to_whole_state(kept, newest)
-    assert refusal_of(kept, newest + 1) is None
-    assert kept.state("totals") == held_at(newest, 100)
+        assert not leads_to_whole_state(first_query, newest + 1)
+    if report.way_back:
+        assert printed(report.way_back)[0][-2] == str(newest), "the way back names the newest intact batch"
+    assert report.way_back or kind == "record"
+    assert leads_to_whole_state(first_query, newest)
+    assert refusal_of(first_query, newest + 1) is None
+    assert first_query.state("totals") == held_at(newest, 100)
 
 
-def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
+def test_verify_finds_missing_objects_of_each_store(tmp_path: Path) -> None:
     """`verify` finds each missing object of a query with two stores."""
     query = World(tmp_path / "local", operators=two_stores(), snapshot_chain_links=2, retained_versions=100)
     for version in range(4):
@@ -157,17 +159,17 @@ def leads_to_whole_state(world: World, target: int) -> bool:
     return not any(finding.level == "state" for finding in verify(world.home.root, checkpoint_of(world)).findings)
 
 
-def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: World) -> None:
+def test_a_record_far_beyond_the_log_blocks_rollbacks_until_removed(first_query: World) -> None:
     """A record with a number far beyond the log is the only finding, and no rollback works until it is removed."""
-    far = root_of(kept) / paths.record_name(10**20 - 1)
-    shutil.copy(root_of(kept) / paths.record_name(0), far)
-    found = verify(kept.home.root, checkpoint_of(kept))
-    (finding,) = found.findings
-    assert (finding.level, finding.where, found.way_back) == ("state", paths.record_name(10**20 - 1), None)
+    far = root_of(first_query) / paths.record_name(10**20 - 1)
+    shutil.copy(root_of(first_query) / paths.record_name(0), far)
+    report = verify(first_query.home.root, checkpoint_of(first_query))
+    (finding,) = report.findings
+    assert (finding.level, finding.where, report.way_back) == ("state", paths.record_name(10**20 - 1), None)
     with pytest.raises(CorruptStateError, match="RIFFLE-0413"):
-        rollback(kept.home.root, BATCHES - 1, checkpoint_of(kept), execute=True)
+        rollback(first_query.home.root, BATCHES - 1, checkpoint_of(first_query), execute=True)
     far.unlink()
-    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
+    assert verify(first_query.home.root, checkpoint_of(first_query)).is_whole
 
 
 def check_takes_over(remedy: str) -> None:
@@ -179,77 +181,79 @@ def check_takes_over(remedy: str) -> None:
     assert "startingOffsets" in remedy
 
 
-def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
+def test_a_lost_or_new_checkpoint_is_reported_with_adoption_steps(first_query: World) -> None:
     """A lost or new checkpoint is reported with the steps to adopt the state, and these work."""
-    shutil.rmtree(checkpoint_of(kept))
-    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    shutil.rmtree(checkpoint_of(first_query))
+    (finding,) = verify(first_query.home.root, checkpoint_of(first_query)).findings
     check_takes_over(finding.remedy)
     for name in ("offsets", "commits"):
-        (Path(checkpoint_of(kept)) / name).mkdir(parents=True)
-    (Path(checkpoint_of(kept)) / "metadata").write_text('{"id": "new"}')
-    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+        (Path(checkpoint_of(first_query)) / name).mkdir(parents=True)
+    (Path(checkpoint_of(first_query)) / "metadata").write_text('{"id": "new"}')
+    (finding,) = verify(first_query.home.root, checkpoint_of(first_query)).findings
     check_takes_over(finding.remedy)
-    kept.query_id = "new"
-    refusal = refusal_of(kept, 0)
+    first_query.query_id = "new"
+    refusal = refusal_of(first_query, 0)
     assert isinstance(refusal, ConflictError)
     check_takes_over(refusal.remedy)
-    adopt(kept.home.root, checkpoint_of(kept), execute=True)
-    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
-    assert refusal_of(kept, 0) is None
-    assert kept.state("totals") == held_at(BATCHES - 1, 100)
+    adopt(first_query.home.root, checkpoint_of(first_query), execute=True)
+    assert verify(first_query.home.root, checkpoint_of(first_query)).is_whole
+    assert refusal_of(first_query, 0) is None
+    assert first_query.state("totals") == held_at(BATCHES - 1, 100)
 
 
-def test_a_root_that_is_gone(kept: World) -> None:
+def test_a_lost_root_is_reported_with_the_command_to_start_empty(first_query: World) -> None:
     """A lost root is reported with the command to start without state, and this works."""
-    shutil.rmtree(root_of(kept))
-    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    shutil.rmtree(root_of(first_query))
+    (finding,) = verify(first_query.home.root, checkpoint_of(first_query)).findings
     assert "--empty" in finding.remedy
     assert printed(finding.remedy)
-    error = refusal_of(kept, BATCHES)
+    error = refusal_of(first_query, BATCHES)
     assert isinstance(error, ConflictError)
     assert "--empty" in printed(error.remedy)[0]
-    adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
-    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
-    assert refusal_of(kept, BATCHES) is None
-    assert kept.state("totals") == held_at(-1, 100)
+    adopt(first_query.home.root, checkpoint_of(first_query), empty=True, key_groups=8, execute=True)
+    assert verify(first_query.home.root, checkpoint_of(first_query)).is_whole
+    assert refusal_of(first_query, BATCHES) is None
+    assert first_query.state("totals") == held_at(-1, 100)
 
 
-def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) -> None:
+def test_objects_without_a_log_are_reported(first_query: World, tmp_path: Path) -> None:
     """Objects without a log are reported, and starting without state works after they are moved away."""
-    shutil.rmtree(root_of(kept) / "log")
-    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    shutil.rmtree(root_of(first_query) / "log")
+    (finding,) = verify(first_query.home.root, checkpoint_of(first_query)).findings
     with pytest.raises(ConfigError, match="RIFFLE-0411"):
-        adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
+        adopt(first_query.home.root, checkpoint_of(first_query), empty=True, key_groups=8, execute=True)
     assert "--empty" in printed(finding.remedy)[0]
-    root_of(kept).rename(tmp_path / "left")
-    adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
-    assert refusal_of(kept, BATCHES) is None
-    assert kept.state("totals") == held_at(-1, 100)
+    root_of(first_query).rename(tmp_path / "left")
+    adopt(first_query.home.root, checkpoint_of(first_query), empty=True, key_groups=8, execute=True)
+    assert refusal_of(first_query, BATCHES) is None
+    assert first_query.state("totals") == held_at(-1, 100)
 
 
 @pytest.mark.parametrize("older", ["state", "checkpoint"])
-def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
+def test_state_and_checkpoint_of_different_batches_are_reported(first_query: World, older: str) -> None:
     """State and checkpoint of different batches are reported, and a rollback makes them agree."""
-    at = BATCHES - 4
+    batch_left = BATCHES - 4
     if older == "state":
-        for sequence in range(at + 2, BATCHES + 1):
-            (root_of(kept) / paths.record_name(sequence)).unlink()
+        for sequence in range(batch_left + 2, BATCHES + 1):
+            (root_of(first_query) / paths.record_name(sequence)).unlink()
     else:
         for name in ("offsets", "commits"):
-            for batch in range(at + 1, BATCHES):
-                (Path(checkpoint_of(kept)) / name / str(batch)).unlink()
-    found = verify(kept.home.root, checkpoint_of(kept))
-    assert [f.where for f in found.findings if f.level == "state"] == [checkpoint_of(kept)]
-    next_batch = BATCHES if older == "state" else at + 1
-    assert isinstance(refusal_of(kept, next_batch), ConflictError)
-    rollback(kept.home.root, at, checkpoint_of(kept), execute=True)
-    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
-    assert refusal_of(kept, at + 1) is None
-    assert kept.state("totals") == held_at(at, 100)
+            for batch in range(batch_left + 1, BATCHES):
+                (Path(checkpoint_of(first_query)) / name / str(batch)).unlink()
+    report = verify(first_query.home.root, checkpoint_of(first_query))
+    assert [f.where for f in report.findings if f.level == "state"] == [checkpoint_of(first_query)]
+    next_batch = BATCHES if older == "state" else batch_left + 1
+    assert isinstance(refusal_of(first_query, next_batch), ConflictError)
+    rollback(first_query.home.root, batch_left, checkpoint_of(first_query), execute=True)
+    assert verify(first_query.home.root, checkpoint_of(first_query)).is_whole
+    assert refusal_of(first_query, batch_left + 1) is None
+    assert first_query.state("totals") == held_at(batch_left, 100)
 
 
 @pytest.mark.parametrize("change", [flipped, newer])
-def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+def test_damaged_undelivered_output_is_found_and_not_delivered(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
     """Damaged output that is not delivered yet is found, and the driver does not deliver it."""
     world = world_of(tmp_path, deliver_after_commit=True)
     for version in range(3):
@@ -276,7 +280,7 @@ def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Ca
     assert [rows.to_pylist() for rows in other.sinks["totals"].by_id.values()] == [[{"k": "a", "count": 4, "total": 6}]]
 
 
-def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
+def test_verify_names_damage_of_an_encrypted_root(tmp_path: Path) -> None:
     """Damage of an encrypted root is named for each kind of part, and missing keys are reported with counts."""
     (tmp_path / "keys").write_text(f"a = {'A' * 43}=\n")
     setting = f"file:{tmp_path}/keys"
@@ -290,28 +294,28 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
         data = (root_of(world) / name).read_bytes()
         for bad in (flipped(data), data[:-9], b"", None):
             good = put_back(world, {name: bad})
-            found = verify(world.home.root, encryption_keys=setting).findings
-            assert {f.where.partition("[")[0] for f in found} == {name}
+            findings = verify(world.home.root, encryption_keys=setting).findings
+            assert {f.where.partition("[")[0] for f in findings} == {name}
             put_back(world, good)
         good = listed_so(world, name, flipped)
-        found = verify(world.home.root, encryption_keys=setting).findings
-        assert name in {f.where.partition("[")[0] for f in found if f.level == "state"}
+        findings = verify(world.home.root, encryption_keys=setting).findings
+        assert name in {f.where.partition("[")[0] for f in findings if f.level == "state"}
         put_back(world, good)
     assert verify(world.home.root, encryption_keys=setting) == whole
     (tmp_path / "keys").write_text(f"b = {'B' * 43}=\n")
-    found = verify(world.home.root, encryption_keys=setting).findings
-    assert {f.level for f in found} == {"unread"}
-    assert all("'a'" in f.problem for f in found)
+    findings = verify(world.home.root, encryption_keys=setting).findings
+    assert {f.level for f in findings} == {"unread"}
+    assert all("'a'" in f.problem for f in findings)
     counts = [
         re.search(r" (\d+) (snapshots|parts of deltas) that (the state|only a rollback) needs", f.problem)
-        for f in found
+        for f in findings
     ]
-    assert len({match[0] for match in counts if match}) == len(found) <= 4
+    assert len({match[0] for match in counts if match}) == len(findings) <= 4
     assert sum(int(match[1]) for match in counts if match) > 8
 
 
 @pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])
-def test_records_that_a_lifecycle_rule_took_from_below_are_told(
+def test_missing_old_records_are_reported_with_what_they_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int, level: str
 ) -> None:
     """Missing old records that are promised harm a rollback, and a missing full record of the newest one harms the
@@ -322,14 +326,14 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(
     for version in range(FULL_EVERY + 4):
         world.batch(version, one(1))
     world.memory.delete([paths.record_name(sequence) for sequence in range(gone)])
-    found = {finding.where: finding.level for finding in verify(world.home.root).findings}
-    assert found.keys() == {paths.record_name(sequence) for sequence in range(gone)}
-    assert found[paths.record_name(gone - 1)] == level
-    assert found[paths.record_name(0)] == "rollback"
+    levels = {finding.where: finding.level for finding in verify(world.home.root).findings}
+    assert levels.keys() == {paths.record_name(sequence) for sequence in range(gone)}
+    assert levels[paths.record_name(gone - 1)] == level
+    assert levels[paths.record_name(0)] == "rollback"
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
+def test_records_with_low_or_far_numbers_are_reported(tmp_path: Path) -> None:
     """A record that reappears below the log is a note, and a record with a far number is damage."""
     world = World(tmp_path, operators=[totals()], retained_versions=2)
     for version in range(12):
@@ -344,12 +348,12 @@ def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     far = f"{paths.LOG}{'9' * 20}"
     world.memory.put_if_absent(far, b"nothing")
     world.memory.put_if_absent(paths.record_name(2 * 10**9), b"nothing")
-    found = verify(world.home.root).findings
-    assert {f.where for f in found if f.level == "state"} >= {far}
-    assert len(found) < 300
+    findings = verify(world.home.root).findings
+    assert {f.where for f in findings if f.level == "state"} >= {far}
+    assert len(findings) < 300
 
 
-def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tmp_path: Path) -> None:
+def test_a_record_with_a_far_promise_is_reported_without_enumeration(tmp_path: Path) -> None:
     """A record that promises records far before it is reported without enumerating all of them."""
     world = World(tmp_path)
     world.batch(0, one(1))
@@ -359,44 +363,44 @@ def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tm
         root = f"memory://{tmp_path.name}-{far}"
         damaged = encode(replace(tail, sequence=far, full=far, between=(), promised=0))
         open_store(root).put_if_absent(paths.record_name(far), damaged)
-        found = verify(root)
-        assert {finding.level for finding in found.findings} == {"state", "rollback"}, "all its objects are missing"
-        assert (found.records, found.way_back) == (1, None)
-        assert len(found.findings) < 200
+        report = verify(root)
+        assert {finding.level for finding in report.findings} == {"state", "rollback"}, "all its objects are missing"
+        assert (report.records, report.way_back) == (1, None)
+        assert len(report.findings) < 200
 
 
-def test_a_folder_of_other_files_is_no_root(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_reported_as_no_root(tmp_path: Path) -> None:
     """A folder with other files is reported once as no riffle root."""
     for number in range(9):
         (tmp_path / f"report-{number}.csv").write_text("1,2\n")
-    found = CliRunner().invoke(main, ["verify", f"file:{tmp_path}"])
-    assert (found.exit_code, found.output.count("not a riffle root"), found.output.count(".csv")) == (1, 1, 0)
+    result = CliRunner().invoke(main, ["verify", f"file:{tmp_path}"])
+    assert (result.exit_code, result.output.count("not a riffle root"), result.output.count(".csv")) == (1, 1, 0)
 
 
-def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> None:
+def test_verify_decodes_parts_whose_checksum_is_right(first_query: World) -> None:
     """`verify` decodes a part even if its checksum is right, and finds rows that the log does not list."""
-    log = kept.log()
+    log = first_query.log()
     (store, key_group), entry = next((a, e) for a, e in log.manifest.entries.items() if e.snapshot)
     assert entry.snapshot is not None
     name = paths.snapshot_name(store, key_group, entry.snapshot.id)
     assert log.tail is not None
     for data in (part_codec.encode(pa.table({"k": ["a", "b", "c"]})), b"no part at all"):
-        (root_of(kept) / name).write_bytes(data)
+        (root_of(first_query) / name).write_bytes(data)
         snapshot = entry.snapshot._replace(checksum=part_codec.checksum(data), length=len(data))
         records = {address: replace(entry, snapshot=snapshot) if address == (store, key_group) else other
                    for address, other in log.manifest.entries.items()}  # fmt: skip
         record = replace(log.tail, entries=records, full=log.tail.sequence, between=())
-        (root_of(kept) / paths.record_name(log.tail.sequence)).write_bytes(encode(record))
-        assert [f.where for f in verify(kept.home.root).findings if f.level == "state"] == [name]
+        (root_of(first_query) / paths.record_name(log.tail.sequence)).write_bytes(encode(record))
+        assert [f.where for f in verify(first_query.home.root).findings if f.level == "state"] == [name]
 
 
-def test_the_command_ends_with_1_where_something_is_wrong(kept: World) -> None:
+def test_the_verify_command_exits_with_1_if_it_finds_damage(first_query: World) -> None:
     """The command exits with 1 if it finds damage, and its text and JSON name the object."""
-    arguments = ["verify", kept.home.root, "--checkpoint", checkpoint_of(kept)]
+    arguments = ["verify", first_query.home.root, "--checkpoint", checkpoint_of(first_query)]
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.output.endswith("; whole\n")) == (0, True)
-    name = object_of(kept, "delta")
-    (root_of(kept) / name).unlink()
+    name = object_of(first_query, "delta")
+    (root_of(first_query) / name).unlink()
     done = CliRunner().invoke(main, [*arguments, "--json"])
     assert done.exit_code == 1
     assert name in {finding["where"] for finding in json.loads(done.output)["findings"]}
@@ -414,15 +418,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
-def test_wrong_flags_harm_nothing(kept: World, words: list[str]) -> None:
+def test_wrong_arguments_change_no_file(first_query: World, words: list[str]) -> None:
     """Wrong arguments change no file and give an exit code other than 0, even with ``--execute``."""
-    before = files_of(root_of(kept).parent)
+    before = files_of(root_of(first_query).parent)
     arguments: list[str] = []
     if words[0] != "verify" and not any("://" in word for word in words):
-        arguments.append(kept.home.root)
+        arguments.append(first_query.home.root)
     if words[0] in ("rollback", "adopt") and "--checkpoint" not in words:
-        arguments += ["--checkpoint", checkpoint_of(kept)]
+        arguments += ["--checkpoint", checkpoint_of(first_query)]
     done = CliRunner().invoke(main, [*words, *arguments, *(["--execute"] if "--execute" not in words else [])])
     assert done.exit_code != 0, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert files_of(root_of(kept).parent) == before
+    assert files_of(root_of(first_query).parent) == before

@@ -88,7 +88,7 @@ def check_changes(root: str, store: str | None = None, variable: str | None = No
 
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
-def test_changes_lead_through_all_batches_of_the_present_history(steps: list[Step], seed: int) -> None:
+def test_changes_cover_all_batches_of_the_present_history(steps: list[Step], seed: int) -> None:
     """Changes lead through all batches of the present history, also after restarts, snapshots and rollbacks."""
     with past(steps, seed) as (query, root):
         for store in ("totals", "tails"):
@@ -97,7 +97,7 @@ def test_changes_lead_through_all_batches_of_the_present_history(steps: list[Ste
                 check_changes(root.root, store, first=2)
 
 
-def test_changes_of_variables_have_elements_timers_and_whole_keys() -> None:
+def test_changes_of_variables_include_elements_timers_and_deleted_keys() -> None:
     """Changes of variables include elements, timers, deleted keys, expired elements and fired timers."""
     chance = random.Random(5)
     with baskets(snapshot_chain_links=3) as query:
@@ -117,7 +117,7 @@ def test_changes_of_variables_have_elements_timers_and_whole_keys() -> None:
 
 @pytest.mark.parametrize("whole_from_rows", [1, 128])
 @pytest.mark.parametrize("name", ["within", "by_time"])
-def test_keys_that_expire_are_not_read_and_are_deletes(
+def test_expired_keys_are_not_read_and_count_as_deletes(
     monkeypatch: pytest.MonkeyPatch, name: str, whole_from_rows: int
 ) -> None:
     """Expired keys are not read and count as deletes, whether they are in a snapshot, a delta or a whole delta."""
@@ -151,7 +151,7 @@ def test_keys_that_expire_are_not_read_and_are_deletes(
             assert deleted == known_keys[batch - 1] - known_keys[batch]
 
 
-def test_changes_of_the_sides_of_a_join() -> None:
+def test_changes_of_join_sides_include_buffered_and_removed_rows() -> None:
     """Changes of a join's sides include rows that are buffered and rows that are removed."""
     with joins.harness(joins.SPECS["full"]) as query:
         for batch in range(6):
@@ -162,7 +162,7 @@ def test_changes_of_the_sides_of_a_join() -> None:
         assert min(check_changes(query.root, variable=side) for side in ("left", "right")) > 6
 
 
-def test_what_an_operator_changes_is_a_change_of_the_next_batch() -> None:
+def test_an_operators_change_is_reported_with_the_next_batch() -> None:
     """A change by an operator is part of the changes of the next batch, and is reported once."""
     why = Editor("ticket 7", "ann", "laptop")
     with Harness(Stateful("visits", "user", aggregate(n=count())), "user string") as query:
@@ -185,7 +185,7 @@ def test_what_an_operator_changes_is_a_change_of_the_next_batch() -> None:
         assert sorted(whole, key=repr) == sorted([row for of_batch in rows for row in of_batch], key=repr)
 
 
-def test_batches_that_are_not_there_are_refused() -> None:
+def test_batches_after_the_newest_one_are_refused() -> None:
     """Batches after the newest one and an empty range are refused."""
     with baskets() as query:
         query.feed(took("pen"))

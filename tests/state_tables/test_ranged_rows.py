@@ -51,9 +51,9 @@ def tables(draw: st.DrawFn) -> pa.Table:
     count = draw(st.integers(1, 400))
     chance = random.Random(draw(st.integers(0, 99)))
     columns: dict[str, pa.Array] = {"k": pa.array(range(count), pa.int64())}
-    for at, (kind, values) in enumerate(draw(st.lists(nested(LEAVES), min_size=1, max_size=3))):
+    for index, (kind, values) in enumerate(draw(st.lists(nested(LEAVES), min_size=1, max_size=3))):
         pool = [None, *draw(st.lists(values, min_size=1, max_size=4))]
-        columns[f"v{at}"] = pa.array([chance.choice(pool) for _ in range(count)], kind)
+        columns[f"v{index}"] = pa.array([chance.choice(pool) for _ in range(count)], kind)
     return pa.table(columns)
 
 
@@ -71,7 +71,7 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged_rows, "_WINDOW_ROWS_MIN", 1)
 
 
-def test_empty_texts_are_read_by_ranges() -> None:
+def test_empty_texts_are_read_in_ranges() -> None:
     """Empty texts are read in ranges, although Arrow stores no bytes for them."""
     store, snapshot, sealed = stored(pa.table({"k": [0, 1], "v": ["", ""]}))
     rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, sealed.column("__hash").to_numpy())
@@ -80,27 +80,27 @@ def test_empty_texts_are_read_by_ranges() -> None:
 
 
 @given(tables(), st.data())
-def test_rows_by_ranges_are_those_of_the_whole(table: pa.Table, data: st.DataObject) -> None:
+def test_rows_read_in_ranges_equal_those_of_the_whole_snapshot(table: pa.Table, data: st.DataObject) -> None:
     """Rows that are read in ranges equal those of the whole snapshot, and absent hashes give no row."""
     store, snapshot, sealed = stored(table)
     hashes = sealed.column("__hash").to_numpy()
-    wanted = np.array(
+    requested = np.array(
         [
             *data.draw(st.lists(st.sampled_from(hashes.tolist()), max_size=3)),
             *data.draw(st.lists(st.integers(0, 2**64 - 1), max_size=2)),
         ],
         np.uint64,
     )
-    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, wanted)
+    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, requested)
     if rows is None:
         assert any(map(has_fixed_size, table.schema.types))
         return
-    expected = sealed.filter(pa.array(np.isin(hashes, wanted)))
+    expected = sealed.filter(pa.array(np.isin(hashes, requested)))
     assert rows.replace_schema_metadata(None).equals(expected.replace_schema_metadata(None))
 
 
 @given(tables())
-def test_rows_differ_if_their_values_do(table: pa.Table) -> None:
+def test_rows_differ_exactly_if_their_values_differ(table: pa.Table) -> None:
     """Rows differ exactly if their values do, compared with the same rows and with rows in another order."""
     count = table.num_rows
     assert not mask_differing_rows(
@@ -126,9 +126,9 @@ def test_one_key_of_a_large_snapshot_takes_few_requests_and_bytes(monkeypatch: p
     assert snapshot.length > ranged_rows.RANGED_FROM_BYTES
     reader = Reader(store)
     row = sealed.slice(count // 3, 1)
-    found = fetch_rows_of_hashes(reader, ADDRESS, snapshot, row.column("__hash").to_numpy())
-    assert found is not None
-    assert found.column("k").to_pylist() == row.column("k").to_pylist()
+    fetched = fetch_rows_of_hashes(reader, ADDRESS, snapshot, row.column("__hash").to_numpy())
+    assert fetched is not None
+    assert fetched.column("k").to_pylist() == row.column("k").to_pylist()
     assert store.requests["get"] <= 8
     assert reader.totals.fetched_bytes < 400_000 < snapshot.length / 50
 
@@ -147,14 +147,14 @@ def test_keys_of_a_large_snapshot_take_three_rounds_of_requests(monkeypatch: pyt
 
     monkeypatch.setattr(ranged_rows, "in_parallel", counted)
     rows = sealed.take(pa.array(np.arange(1, keys + 1) * 9999))
-    found = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, rows.column("__hash").to_numpy())
-    assert found is not None
-    assert found.column("k").to_pylist() == rows.column("k").to_pylist()
+    fetched = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, rows.column("__hash").to_numpy())
+    assert fetched is not None
+    assert fetched.column("k").to_pylist() == rows.column("k").to_pylist()
     assert len([count for count in rounds if count]) == 3
 
 
 @pytest.mark.parametrize(("first", "last", "place"), [(100, 999, 200), (0, 899, 800), (0, 999, 500)])
-def test_a_window_that_is_full_of_one_hash_is_widened(first: int, last: int, place: int) -> None:
+def test_a_window_is_widened_until_it_has_all_rows_of_a_hash(first: int, last: int, place: int) -> None:
     """If many rows share a hash, the window is widened until it has all of them and no others."""
     count = 1000
     shared_hash = place * 2**64 // count
@@ -168,7 +168,7 @@ def test_a_window_that_is_full_of_one_hash_is_widened(first: int, last: int, pla
     assert rows.num_rows == last + 1 - first
 
 
-def test_offsets_that_lead_out_of_a_column_are_damage() -> None:
+def test_offsets_that_lead_out_of_a_column_are_refused() -> None:
     """Offsets that lead out of a column are refused, because a ranged read cannot verify the object's checksum."""
     table = pa.table({"k": pa.array([7]), "t": pa.array(["abc" * 9])})
     store, snapshot, sealed = stored(table)

@@ -79,11 +79,13 @@ def test_an_aggregate_is_read_with_its_key_groups_and_versions() -> None:
         groups = {row["key_group"] for row in rows.values()}
         assert {number for number in range(8) if read_state(query.root, key_groups=[number]).read_all()} == groups
         own = rows["ann"]["key_group"]
-        found = [read_state(query.root, keys=["ann"], key_groups=[number]).read_all().num_rows for number in range(8)]
-        assert [number for number in range(8) if found[number]] == [own]
+        row_counts = [
+            read_state(query.root, keys=["ann"], key_groups=[number]).read_all().num_rows for number in range(8)
+        ]
+        assert [number for number in range(8) if row_counts[number]] == [own]
 
 
-def test_keys_of_one_and_of_several_columns_are_selected() -> None:
+def test_keys_are_selected_by_values_tuples_dictionaries_or_a_table() -> None:
     """Keys can be values, tuples, dictionaries or a table, and an absent key gives no row."""
     with visits() as query:
         query.feed([{"user": name, "amount": 1} for name in ("ann", "bob", None)])
@@ -106,7 +108,7 @@ def test_a_dictionary_of_options_is_refused() -> None:
     assert caught.value.id == "RIFFLE-1750"
 
 
-def test_variables_and_timers_are_a_table_each() -> None:
+def test_variables_and_timers_are_separate_tables() -> None:
     """Values, lists in order, maps with the fields of their keys, and timers are separate tables."""
     with baskets() as query:
         query.feed(took("pen", "ink", "pen") + took("cup", user="bob"))
@@ -127,8 +129,8 @@ def test_joins_sessions_and_distinct_rows_are_read() -> None:
     with joins.harness(joins.SPECS["full"]) as query:
         query.feed(joins.table_of([joins.Row(n % 2 == 0, "ab"[n % 3 == 0], 1000 * n, n, True) for n in range(9)]))
         for side in ("left", "right"):
-            found = content(read_state(query.root, variable=side).read_all())
-            assert found == expected_of_variable(query, side, "list") != []
+            rows = content(read_state(query.root, variable=side).read_all())
+            assert rows == expected_of_variable(query, side, "list") != []
     by_session = operator(sessions.GIVEN, SessionGroups(sessions.GIVEN, "append"), 0)
     with Harness(by_session, sessions.GIVEN.rows) as query:
         query.feed(sessions.rows_of([sessions.Visit(n * 900, 500, "a", n, "x") for n in range(5)]))
@@ -142,7 +144,7 @@ def test_joins_sessions_and_distinct_rows_are_read() -> None:
         assert sorted(read_state(query.root, "clicks").read_all()["id"].to_pylist()) == [0, 1, 2]
 
 
-def test_names_that_are_taken_get_an_underscore() -> None:
+def test_added_columns_whose_name_is_taken_get_an_underscore() -> None:
     """Added columns whose name is taken get an underscore, and columns of the user keep their names."""
     named = Stateful("s", ("version",), aggregate(Key_Group=count(), due_ms=sum_("n")))
     with Harness(named, "version long, n long") as query:
@@ -152,7 +154,7 @@ def test_names_that_are_taken_get_an_underscore() -> None:
         assert (row["_version"], row["_due_ms"], set(row) >= {"_key_group"}) == (0, None, True)
 
 
-def test_a_batch_and_a_time_are_read_again(tmp_path: Path) -> None:
+def test_each_retained_batch_is_read_by_number_or_time(tmp_path: Path) -> None:
     """Each retained batch is read by number or time, and other batches and times are refused."""
     world = World(tmp_path, retained_versions=50, executors=["1"])
     for version in range(6):
@@ -189,7 +191,9 @@ def open_records(world: World) -> list[Any]:
     return [log.read(sequence) for sequence in range(log.first, tail.sequence + 1)]
 
 
-def test_retention_during_a_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_missing_without_retention_is_reported_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A missing object that retention did not delete is reported as damage."""
     monkeypatch.setattr(reading, "_THREADS", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
@@ -225,7 +229,7 @@ def test_a_reader_sees_one_version_while_the_query_commits_others(
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_a_batch_that_retention_ends_during_a_read_is_explained(
+def test_the_error_for_a_batch_deleted_during_a_read_names_retention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If retention deletes a batch during a read, the error says so instead of reporting damage."""
@@ -243,7 +247,7 @@ def test_a_batch_that_retention_ends_during_a_read_is_explained(
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
+def test_the_batch_of_a_savepoint_is_read_after_its_retention(tmp_path: Path) -> None:
     """The batch of a savepoint is read by the savepoint's name after its retention, and a lost object is damage."""
     world = World(tmp_path, operators=two_stores(), executors=["1"], snapshot_chain_links=2)
     root = world.home.root
@@ -272,7 +276,7 @@ def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("keys", [None, ["k1", "k3"]])
 @pytest.mark.usefixtures("short_cycles")
-def test_bytes_that_are_damaged_on_their_way_are_fetched_again(
+def test_objects_corrupted_in_transit_are_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None, kind: str
 ) -> None:
     """Records, deltas and snapshots that are corrupted in transit are fetched again, and all rows are read."""
@@ -307,7 +311,7 @@ def feed(world: World, first: int, last: int) -> None:
         world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
 
 
-def test_a_store_that_is_encrypted_needs_the_keys(tmp_path: Path) -> None:
+def test_an_encrypted_store_is_read_only_with_its_keys(tmp_path: Path) -> None:
     """An encrypted store is read with its keys and refused without them."""
     query = Encrypted(tmp_path, "a")
     query.run(4)
@@ -322,7 +326,7 @@ def test_a_store_that_is_encrypted_needs_the_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
-def test_old_roots_are_read(archive: Path, tmp_path: Path) -> None:
+def test_roots_of_the_first_format_are_read(archive: Path, tmp_path: Path) -> None:
     """Roots with parts of the first format are read, for plain stores and for variables."""
     old = OldRoot(archive, tmp_path)
     expected = old.oracle(22).state
@@ -362,7 +366,7 @@ def test_other_old_roots_are_read(name: str, tmp_path: Path) -> None:
             assert sum(counts) > 0
 
 
-def test_memory_is_that_of_some_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_objects_are_fetched_as_the_caller_proceeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Objects are fetched as the caller proceeds, so that the first batch of 64 key-groups takes few requests."""
     monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
@@ -377,7 +381,7 @@ def test_memory_is_that_of_some_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path
         del reader
 
 
-def test_keys_that_share_a_hash_are_told_apart() -> None:
+def test_keys_that_share_a_hash_are_distinguished() -> None:
     """Keys that share a hash are distinguished, within one part and in several."""
     from tests.state.copies.test_run import PAIRS, TWINS
 

@@ -109,7 +109,7 @@ def content_of(rows: list[dict[str, Any]]) -> Content:
 
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
-def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], seed: int) -> None:
+def test_each_retained_batch_equals_the_model(steps: list[Step], seed: int) -> None:
     """Each retained batch of both stores equals the model, as a whole and by key, and other batches are refused."""
     with past(steps, seed) as (query, root):
         for version, state in enumerate(query.states):
@@ -118,17 +118,17 @@ def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], see
                 rows = read_table(table).read_all().to_pylist()
                 assert content_of(rows) == expected
                 assert all(row["version"] <= version for row in rows)
-                wanted = [*sorted(expected)[:2], "absent"]
-                keys = requested_keys(wanted, table.store_schema)
+                selected = [*sorted(expected)[:2], "absent"]
+                keys = requested_keys(selected, table.store_schema)
                 some = content_of(read_table(table, keys).read_all().to_pylist())
-                assert some == {key: expected[key] for key in wanted if key in expected}
+                assert some == {key: expected[key] for key in selected if key in expected}
         with pytest.raises(ConfigError):
             root.view(len(query.states))
 
 
 @costly(3)
 @given(STEPS, st.integers(0, 1000))
-def test_differences_lead_from_each_state_to_the_next(steps: list[Step], seed: int) -> None:
+def test_differences_lead_from_one_batch_to_the_next(steps: list[Step], seed: int) -> None:
     """Differences between two batches lead from the first state to the second and contain no unchanged row."""
     with past(steps, seed) as (query, root):
         pairs = [*pairwise(range(len(query.states))), (0, len(query.states) - 1), (len(query.states) - 1, 0)]
@@ -165,7 +165,7 @@ def test_the_history_of_a_key_has_each_of_its_states(steps: list[Step], seed: in
                         expected.append((version, state[store].get(key)))
                 keys = requested_keys([key], newest.store_schema)
                 states = [*iterate_key_states(root, newest, keys)]
-                found = [(state.version, content_of(state.rows.to_pylist()).get(key)) for state in states]
-                assert [content for _, content in found] == [content for _, content in reversed(expected)]
-                assert found[:-1] == expected[:0:-1]
+                history = [(state.version, content_of(state.rows.to_pylist()).get(key)) for state in states]
+                assert [content for _, content in history] == [content for _, content in reversed(expected)]
+                assert history[:-1] == expected[:0:-1]
                 assert [state.is_oldest for state in states] == [False] * (len(states) - 1) + [True]

@@ -49,7 +49,9 @@ def assert_level(result: Result, level: Level, *texts: str) -> None:
         ((3, 13, 0), None, "ok"),
     ],
 )
-def test_python_fits_spark(version: tuple[int, ...], spark: SparkInstallation | None, level: Level) -> None:
+def test_each_spark_line_supports_python_up_to_its_newest_version(
+    version: tuple[int, ...], spark: SparkInstallation | None, level: Level
+) -> None:
     """Each line of Spark supports Python up to its own newest version."""
     assert_level(checks.check_python(replace(DRIVER, version=version), spark), level)
 
@@ -60,7 +62,7 @@ def test_spark_3_5_runs_on_python_3_12_with_setuptools() -> None:
     assert_level(checks.check_python(python, SPARK35), "ok")
 
 
-def test_workers_have_the_drivers_python_and_packages() -> None:
+def test_workers_with_another_python_or_without_a_package_are_an_error() -> None:
     """Workers with another minor version of Python or without a package are an error, and other package versions a
     warning.
     """
@@ -83,7 +85,7 @@ def test_workers_have_the_drivers_python_and_packages() -> None:
     ("major", "spark", "level"),
     [(17, SPARK, "ok"), (21, None, "ok"), (11, SPARK, "error"), (25, SPARK, "warning"), (8, SPARK35, "ok")],
 )
-def test_java_fits_spark(major: int, spark: SparkInstallation | None, level: Level) -> None:
+def test_the_java_version_is_checked_against_spark(major: int, spark: SparkInstallation | None, level: Level) -> None:
     """Spark 4 needs Java 17, and a version that Spark is not tested on is a warning."""
     assert_level(checks.check_java(JavaFacts("java", major), spark), level)
 
@@ -93,7 +95,7 @@ def test_missing_java_has_a_remedy() -> None:
     assert_level(checks.check_java(JavaFacts("java", problem="no such program"), SPARK), "error", "openjdk-17")
 
 
-def test_pyspark_starts_jars_of_its_own_version() -> None:
+def test_jars_of_another_spark_version_are_an_error() -> None:
     """Jars of another Spark in ``SPARK_HOME`` are an error, and a vendor suffix in their version is allowed."""
     assert_level(checks.check_spark(SPARK), "ok", "4.0.5", "2.13", "3.4.1")
     assert_level(checks.check_spark(None), "error", "extra `spark`")
@@ -118,7 +120,7 @@ def test_pyspark_starts_jars_of_its_own_version() -> None:
         ("numpy", "1.25.0", "error"),
     ],
 )
-def test_packages_are_those_that_pyspark_and_riffle_need(name: str, version: str | None, level: Level) -> None:
+def test_package_versions_satisfy_the_stricter_requirement(name: str, version: str | None, level: Level) -> None:
     """Package versions must satisfy the stricter of riffle's and PySpark's requirements, which are read from its
     source.
     """
@@ -129,7 +131,7 @@ def test_packages_are_those_that_pyspark_and_riffle_need(name: str, version: str
     assert all(result.level == "ok" for result in results if result.check != name)
 
 
-def test_connectors_are_named_with_the_versions_of_the_installation() -> None:
+def test_missing_connectors_are_named_with_matching_versions() -> None:
     """Connectors that are needed but neither installed nor configured are named with the matching versions."""
     kafka, s3a = checks.check_connectors(SPARK, {}, kafka=True, s3a=True)
     assert_level(kafka, "warning", "spark-sql-kafka-0-10_2.13:4.0.0", "kafka=True")
@@ -141,7 +143,7 @@ def test_connectors_are_named_with_the_versions_of_the_installation() -> None:
     assert [result.level for result in checks.check_connectors(installed, {}, kafka=False, s3a=True)] == ["ok"]
 
 
-def test_the_store_is_judged_by_what_happened_to_the_probe() -> None:
+def test_results_for_refused_overwriting_and_unreachable_stores_differ() -> None:
     """A refused step, a second put that succeeds, and a store that does not answer are different results."""
     root = "s3://bucket/x"
     assert_level(checks.check_store(StoreFacts(TRIED), root), "ok", "conditional put")
@@ -155,20 +157,20 @@ def test_the_store_is_judged_by_what_happened_to_the_probe() -> None:
 @pytest.mark.parametrize(
     ("ahead", "level"), [(0.0, "ok"), (-5.0, "ok"), (120.0, "warning"), (-1000.0, "error"), (None, "skipped")]
 )
-def test_clocks_differ_by_less_than_a_minute(ahead: float | None, level: Level) -> None:
+def test_a_clock_difference_over_a_minute_is_a_warning(ahead: float | None, level: Level) -> None:
     """A clock difference over a minute is a warning, and over a quarter of an hour an error, because S3 refuses
     requests then.
     """
     assert_level(checks.check_clock(StoreFacts(TRIED, clock_ahead_seconds=ahead)), level)
 
 
-def test_the_side_of_a_wrong_clock_is_named() -> None:
+def test_the_result_says_whether_the_clock_is_behind_or_ahead() -> None:
     """The result says whether this machine's clock is behind or ahead of the store's."""
     assert "120 s behind" in checks.check_clock(StoreFacts(TRIED, clock_ahead_seconds=120.0)).fact
     assert "120 s ahead of" in checks.check_clock(StoreFacts(TRIED, clock_ahead_seconds=-120.0)).fact
 
 
-def test_the_disk_has_room() -> None:
+def test_a_disk_with_little_free_space_is_a_warning() -> None:
     """A disk above ``local_disk_limit`` or with little free space is a warning."""
     disk = DiskFacts("/mnt/x", 0.5, 50_000_000_000)
     assert_level(checks.check_disk(disk, 0.8), "ok")
@@ -198,12 +200,12 @@ def test_the_disk_has_room() -> None:
         ({}, None),
     ],
 )
-def test_slots_follow_from_the_configuration(conf: dict[str, str], slots: int | None) -> None:
+def test_the_number_of_slots_is_derived_from_the_configuration(conf: dict[str, str], slots: int | None) -> None:
     """The number of slots is the largest that the configuration allows."""
     assert checks.slots_of(conf, cpus=8) == slots
 
 
-def test_key_groups_are_enough_for_the_slots() -> None:
+def test_fewer_than_four_key_groups_per_slot_are_a_warning() -> None:
     """Fewer than four key-groups per slot are a warning."""
     assert_level(checks.check_slots(32, 128), "ok")
     assert_level(checks.check_slots(33, 128), "warning", "132")
@@ -223,19 +225,21 @@ def test_key_groups_are_enough_for_the_slots() -> None:
         ({"spark.master": "local[2]"}, "ok", ""),
     ],
 )
-def test_python_workers_have_memory(conf: dict[str, str], level: Level, text: str) -> None:
+def test_memory_of_python_workers_is_checked_against_the_executors(
+    conf: dict[str, str], level: Level, text: str
+) -> None:
     """Memory of Python workers must fit beside the executor's heap, or within ``spark.executor.pyspark.memory``."""
     result = checks.check_memory(conf, checks.slots_of(conf, 2), machine_bytes=4 << 30)
     assert_level(result, level, text)
 
 
 @pytest.mark.parametrize(("text", "size"), [("4g", 4 << 30), ("512m", 512 << 20), ("100", 100 << 20), ("x", None)])
-def test_sizes_are_sparks(text: str, size: int | None) -> None:
+def test_a_size_without_a_unit_has_the_unit_of_its_setting(text: str, size: int | None) -> None:
     """A size without a unit is in the unit of its setting, as in Spark."""
     assert checks.memory_bytes(text, 1 << 20) == size
 
 
-def test_kafka_is_judged_by_its_servers_and_its_advertised_brokers() -> None:
+def test_results_for_unreachable_kafka_servers_and_brokers_differ() -> None:
     """An unreachable bootstrap server, an unreachable advertised broker and a failed request are different results."""
     good = KafkaFacts(("a:9092",), (), ("a:9092",))
     assert_level(checks.check_kafka(good), "ok")
@@ -245,7 +249,7 @@ def test_kafka_is_judged_by_its_servers_and_its_advertised_brokers() -> None:
     assert_level(checks.check_kafka(replace(good, problem="time-out")), "warning", "SASL")
 
 
-def test_the_exit_code_is_that_of_the_worst_result() -> None:
+def test_the_exit_code_reflects_the_worst_result() -> None:
     """The exit code is 1 for a failed check, 3 if only a service did not answer, and 0 for warnings."""
     results = {level: Result("x", level, "fact", "remedy") for level in ("ok", "skipped", "warning")}
     assert exit_code(results.values()) == 0

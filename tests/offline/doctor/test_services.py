@@ -50,7 +50,7 @@ def test_a_directory_is_probed_and_left_empty(tmp_path: Path) -> None:
     assert store.list("") == []
 
 
-def test_a_file_systems_other_clock_is_measured(tmp_path: Path) -> None:
+def test_the_clock_difference_of_a_file_system_is_measured(tmp_path: Path) -> None:
     """The clock difference of a file system is measured by the time of the written file."""
 
     class Fast(DirectoryStore):
@@ -65,12 +65,12 @@ def test_a_file_systems_other_clock_is_measured(tmp_path: Path) -> None:
     assert 3500 < ahead <= 3600
 
 
-def test_a_store_that_overwrites_is_noticed() -> None:
+def test_a_store_whose_second_put_succeeds_is_reported_as_overwriting() -> None:
     """A store whose second put of a name succeeds is reported as overwriting."""
     assert store_facts(Overwriting("overwriting")).overwrites
 
 
-def test_a_store_that_reports_a_second_write_is_noticed() -> None:
+def test_a_store_that_claims_a_second_put_is_reported_as_overwriting() -> None:
     """A store that reports a second put as successful is reported as overwriting, because two drivers would commit."""
 
     class Reporting(MemoryStore):
@@ -80,7 +80,7 @@ def test_a_store_that_reports_a_second_write_is_noticed() -> None:
     assert store_facts(Reporting("reporting")).overwrites
 
 
-def test_the_probe_is_deleted_after_a_step_that_failed() -> None:
+def test_the_probe_is_deleted_after_a_failed_step() -> None:
     """The probe is deleted after a failed step, because a root with an object but no log would be refused."""
 
     class WithoutList(MemoryStore):
@@ -94,7 +94,7 @@ def test_the_probe_is_deleted_after_a_step_that_failed() -> None:
     assert (facts.failed, facts.left_over, store.list("")) == ("list", "", [])
 
 
-def test_a_right_that_is_missing_is_named_with_what_is_left() -> None:
+def test_a_missing_delete_right_is_reported_with_the_remaining_probe() -> None:
     """A missing right to delete is reported with the name of the probe that stays."""
     store = WithoutDelete("without-delete")
     facts = store_facts(store)
@@ -111,7 +111,7 @@ def test_an_s3_server_is_probed(object_server: ObjectServer) -> None:
     assert store.list("") == []
 
 
-def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: ObjectServer) -> None:
+def test_a_missing_bucket_and_an_unreachable_s3_server_are_reported_apart(object_server: ObjectServer) -> None:
     """A missing bucket is a refusal, and a closed port is an unreachable server."""
     missing = store_facts(open_store("s3://missing-bucket/x", object_server.options))
     assert (missing.failed, missing.is_reachable) == ("put", True)
@@ -122,7 +122,7 @@ def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: Obje
     assert (away.failed, away.is_reachable) == ("put", False)
 
 
-def test_kafka_servers_that_accept_connections_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_and_silent_kafka_servers_are_reported_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bootstrap servers that refuse connections are reported separately from servers that accept them and do not
     answer.
     """
@@ -138,14 +138,14 @@ def test_kafka_servers_that_accept_connections_are_told_from_others(monkeypatch:
 
 
 @pytest.mark.cluster
-def test_a_cluster_that_advertises_an_address_is_asked_for_it(kafka_broker: KafkaBroker) -> None:
+def test_connections_to_advertised_brokers_are_tried(kafka_broker: KafkaBroker) -> None:
     """Connections to the advertised brokers of a cluster are tried."""
     facts = kafka_facts([kafka_broker.bootstrap])
     bootstrap = (kafka_broker.bootstrap,)
     assert (facts.connected, facts.brokers, facts.unreachable_brokers) == (bootstrap, bootstrap, ())
 
 
-def test_the_python_of_workers_is_asked_for_its_version_and_packages(tmp_path: Path) -> None:
+def test_the_python_of_workers_reports_its_version_and_packages(tmp_path: Path) -> None:
     """The Python of workers comes from ``spark.pyspark.python`` before ``PYSPARK_PYTHON``, and reports its packages."""
     facts = machine.worker_python({"PYSPARK_PYTHON": "/nowhere/python"}, {"spark.pyspark.python": sys.executable})
     assert facts.version == tuple(sys.version_info[:3])
@@ -154,7 +154,7 @@ def test_the_python_of_workers_is_asked_for_its_version_and_packages(tmp_path: P
     assert (missing.version, missing.problem) == ((), "there is no such program")
 
 
-def test_java_is_that_of_java_home(tmp_path: Path) -> None:
+def test_java_is_taken_from_java_home(tmp_path: Path) -> None:
     """Java is taken from ``JAVA_HOME``, whatever is on the path."""
     facts = machine.java_facts({"JAVA_HOME": str(tmp_path)})
     assert (facts.command, facts.major) == (f"{tmp_path}/bin/java", None)
@@ -165,7 +165,7 @@ def test_java_is_that_of_java_home(tmp_path: Path) -> None:
     assert machine.java_facts({"JAVA_HOME": str(tmp_path)}).major == 8
 
 
-def test_a_local_folder_is_written_to_and_not_created(tmp_path: Path) -> None:
+def test_the_probe_of_a_missing_local_folder_creates_nothing(tmp_path: Path) -> None:
     """The probe of a missing local folder writes to the folder above and creates nothing."""
     facts = machine.disk_facts(str(tmp_path / "riffle" / "copies"))
     assert (facts.problem, facts.free_bytes > 0) == ("", True)

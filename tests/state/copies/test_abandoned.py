@@ -12,7 +12,7 @@ from riffle_spark.state.copies.abandoned import has_process_ended, process_name
 from riffle_spark.state.copies.folder import claim_folder
 
 
-def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
+def test_a_killed_process_counts_as_ended_before_its_parent_reaps_it() -> None:
     """A running or stopped process counts as alive, and a killed process as ended even before its parent reaps it."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     name = process_name(process.pid)
@@ -27,7 +27,7 @@ def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
     assert has_process_ended(name)
 
 
-def test_what_cannot_be_judged_counts_as_alive() -> None:
+def test_a_process_that_cannot_be_checked_counts_as_alive() -> None:
     """A process of another PID namespace or without a valid name counts as alive, and a reused process id as ended."""
     pid, started, space = process_name(os.getpid()).split()
     assert not has_process_ended(f"{pid} {started} pid:[1]")
@@ -37,7 +37,7 @@ def test_what_cannot_be_judged_counts_as_alive() -> None:
     assert has_process_ended(f"{pid} {int(started) - 1} {space}")
 
 
-def test_the_folder_of_a_dead_owner_is_free_though_the_driver_takes_it_for_live(tmp_path: Path) -> None:
+def test_an_executor_takes_the_folder_of_an_ended_process_listed_as_live(tmp_path: Path) -> None:
     """A new executor takes over the folder of an ended process, even if the driver still lists its owner as live."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     live = ["app/1", "app/2"]
@@ -50,16 +50,16 @@ def test_the_folder_of_a_dead_owner_is_free_though_the_driver_takes_it_for_live(
     assert not first.belongs_to_owner()
 
 
-def test_a_damaged_claim_stops_nobody(tmp_path: Path) -> None:
+def test_a_damaged_claim_file_counts_as_having_no_owner(tmp_path: Path) -> None:
     """A claim file with undecodable bytes counts as having no owner, and each executor still gets its own folder."""
     live = ["app/1", "app/2"]
     for name in ("owner", "process"):
         mine = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
         (mine.path / name).write_bytes(b"\xff\xfe \xff \xff")
         assert mine.belongs_to_owner() == (name == "process")
-        others = claim_folder(tmp_path, "app/2", live, process_name(os.getpid()))
+        other = claim_folder(tmp_path, "app/2", live, process_name(os.getpid()))
         again = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
-        assert again.path != others.path
-        assert (again.belongs_to_owner(), others.belongs_to_owner()) == (True, True)
-        with again.hold(), others.hold():
+        assert again.path != other.path
+        assert (again.belongs_to_owner(), other.belongs_to_owner()) == (True, True)
+        with again.hold(), other.hold():
             pass

@@ -70,7 +70,7 @@ HISTORIES = st.lists(
 
 @pytest.mark.parametrize("schema", [PAIRS, UNTIL], ids=["values", "times"])
 @given(history=HISTORIES, alone=st.sets(st.integers(0, 4)), first=st.tuples(*[st.integers(0, 9)] * len(GROUPS)))
-def test_blocks_are_searched_and_merged_like_parts(
+def test_blocks_and_parts_return_the_same_rows(
     schema: PlainColumns, history: list[Changes], alone: set[int], first: tuple[int, ...]
 ) -> None:
     """Lookups and merges return the same rows whether changes are stored as blocks or as parts, at any depth of a
@@ -87,12 +87,14 @@ def test_blocks_are_searched_and_merged_like_parts(
             in_blocks[key_group] += (
                 parts if number in alone else with_first(block.read_runs(key_group), first_ms[key_group])
             )
-    asked = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
-    keys = pa.table([[a for a, _ in asked * len(GROUPS)], [b for _, b in asked * len(GROUPS)]], schema=schema.key)
-    hashes = np.tile(hashes_of(asked), len(GROUPS))
+    requested = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
+    keys = pa.table(
+        [[a for a, _ in requested * len(GROUPS)], [b for _, b in requested * len(GROUPS)]], schema=schema.key
+    )
+    hashes = np.tile(hashes_of(requested), len(GROUPS))
     for_all = {
         name: [
-            RequestedKeys(len(asked) * place, len(asked) * (place + 1), stacks[key_group])
+            RequestedKeys(len(requested) * place, len(requested) * (place + 1), stacks[key_group])
             for place, key_group in enumerate(GROUPS)
         ]
         for name, stacks in (("blocks", in_blocks), ("parts", in_parts))
@@ -100,25 +102,25 @@ def test_blocks_are_searched_and_merged_like_parts(
     rows, exist = look_up_keys(for_all["blocks"], hashes, keys, schema.row_schema)
     expected = [look_up_keys([group], hashes, keys, schema.row_schema) for group in for_all["parts"]]
     for place, (of_parts, exist_in_parts) in enumerate(expected):
-        span = slice(len(asked) * place, len(asked) * (place + 1))
+        span = slice(len(requested) * place, len(requested) * (place + 1))
         assert exist[span].tolist() == exist_in_parts[span].tolist()
-        found = np.flatnonzero(exist_in_parts[span]) + span.start
-        assert rows.take(pa.array(found)).to_pylist() == of_parts.take(pa.array(found)).to_pylist()
+        existing = np.flatnonzero(exist_in_parts[span]) + span.start
+        assert rows.take(pa.array(existing)).to_pylist() == of_parts.take(pa.array(existing)).to_pylist()
     for bottom in (True, False):
         groups = [RunsOfKeyGroup(key_group, in_blocks[key_group]) for key_group in GROUPS]
         data, key_groups, starts = merge_into_block(groups, schema, bottom=bottom)
         _, index = read_index(pa.py_buffer(encode_block_file(data, key_groups, starts)))
         merged = OpenBlock(part_codec.open_block(data, "merged"), index, schema, 1)
         for key_group in GROUPS:
-            wanted = merge_runs(in_parts[key_group], ["a", "b"], schema.row_schema, bottom=bottom)
+            merged_parts = merge_runs(in_parts[key_group], ["a", "b"], schema.row_schema, bottom=bottom)
             runs = merged.read_runs(key_group)
-            assert sum(len(run.hashes) for run in runs) == wanted.num_rows
+            assert sum(len(run.hashes) for run in runs) == merged_parts.num_rows
             if runs:
-                assert pa.Table.from_batches([runs[0].rows]).equals(wanted.select(schema.row_schema.names))
-                assert runs[0].hashes.tolist() == wanted["__hash"].to_pylist()
+                assert pa.Table.from_batches([runs[0].rows]).equals(merged_parts.select(schema.row_schema.names))
+                assert runs[0].hashes.tolist() == merged_parts["__hash"].to_pylist()
                 if not bottom:
                     deleted = np.zeros(len(runs[0].hashes), bool) if runs[0].deleted is None else runs[0].deleted
-                    assert deleted.tolist() == wanted["__deleted"].to_pylist()
+                    assert deleted.tolist() == merged_parts["__deleted"].to_pylist()
                 if runs[0].due is not None:
                     times = runs[0].due.values[runs[0].due.order]
                     assert times.tolist() == sorted(times.tolist())
@@ -126,7 +128,7 @@ def test_blocks_are_searched_and_merged_like_parts(
 
 @pytest.mark.parametrize("schema", [PAIRS, UNTIL], ids=["values", "times"])
 @given(changes=st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.integers(0, 9)), min_size=1, max_size=5))
-def test_parts_that_are_encoded_together_are_as_if_encoded_alone(
+def test_parts_encoded_together_equal_parts_encoded_alone(
     schema: PlainColumns, changes: list[dict[Key, int | None]]
 ) -> None:
     """Parts that are encoded together equal parts encoded alone, also if they are empty or have no due rows."""
@@ -165,7 +167,7 @@ def test_small_parts_are_stored_as_a_block(rows: int, *, is_block: bool) -> None
     assert part_codec.open_block(block, "").num_rows == 8 * rows
 
 
-def test_hashes_that_differ_in_their_last_bits_only_are_told_apart() -> None:
+def test_a_block_distinguishes_hashes_that_differ_in_the_low_bits() -> None:
     """A block distinguishes hashes that differ only in the low bits, which the search replaces by the key-group's
     number.
     """
@@ -174,11 +176,11 @@ def test_hashes_that_differ_in_their_last_bits_only_are_told_apart() -> None:
     whole = Run(hashes, pa.RecordBatch.from_arrays([pa.array(range(6))], names=names))
     block = RunBlock(whole, np.array([0, 3, 5, 6]))
     for number, (start, end) in enumerate([(0, 3), (3, 5), (5, 6)]):
-        asked = np.arange(6, 14, dtype=np.uint64) + np.uint64(1 << 62)
-        rows, exist = block.find_hashes(np.full(len(asked), number), asked)
+        requested = np.arange(6, 14, dtype=np.uint64) + np.uint64(1 << 62)
+        rows, exist = block.find_hashes(np.full(len(requested), number), requested)
         present = dict(zip(hashes[start:end].tolist(), range(start, end), strict=True))
         assert [int(row) if ok else None for row, ok in zip(rows, exist, strict=True)] == [
-            present.get(int(hash_)) for hash_ in asked
+            present.get(int(hash_)) for hash_ in requested
         ]
 
 
@@ -203,18 +205,20 @@ def written(tmp_path: Path) -> tuple[PartFiles, dict[int, StackedPart], Path]:
     return PartFiles(tmp_path), parts, path
 
 
-def test_a_block_is_read_by_key_group(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
+def test_a_block_returns_only_rows_of_the_requested_key_group(
+    written: tuple[PartFiles, dict[int, StackedPart], Path],
+) -> None:
     """A read of one key-group returns only the rows of that key-group, which may be none."""
     files, parts, _ = written
     values = {kg: [run.rows["v"].to_pylist() for run in files.read_runs(part, PAIRS, kg)] for kg, part in parts.items()}
     assert values in ({3: [[None, "1"]], 7: [], 8: [["5"]]}, {3: [["1", None]], 7: [], 8: [["5"]]})
 
 
-def test_a_damaged_block_is_never_read(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
+def test_a_damaged_block_file_raises_damaged_copy(written: tuple[PartFiles, dict[int, StackedPart], Path]) -> None:
     """A changed byte or a truncation anywhere in a block file raises DamagedCopy, and a scrub finds it too."""
     files, parts, path = written
     data = path.read_bytes()
-    damages = [bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]]) for at in range(0, len(data), 7)]
+    damages = [bytes([*data[:offset], data[offset] ^ 1, *data[offset + 1 :]]) for offset in range(0, len(data), 7)]
     damages += [data[:length] for length in (0, 5, len(data) - 24, len(data) - 1)] + [data + b"x"]
     for damaged in damages:
         path.write_bytes(damaged)
@@ -229,7 +233,7 @@ def test_a_damaged_block_is_never_read(written: tuple[PartFiles, dict[int, Stack
 
 
 @pytest.mark.parametrize(("key_group", "rows"), [(4, 2), (3, 1)])
-def test_a_block_without_the_rows_of_a_list_is_damaged(
+def test_a_block_that_lacks_listed_rows_is_damaged(
     written: tuple[PartFiles, dict[int, StackedPart], Path], key_group: int, rows: int
 ) -> None:
     """A block that lacks the key-group or the row count that a stack lists is damaged, not empty."""
@@ -239,7 +243,7 @@ def test_a_block_without_the_rows_of_a_list_is_damaged(
 
 
 @pytest.mark.parametrize("edit", [(0, 1, 1), (1, 0, 3), (0, 2, 9), (2, 2, 1)])
-def test_an_index_that_does_not_fit_is_refused(
+def test_an_inconsistent_block_index_is_refused(
     written: tuple[PartFiles, dict[int, StackedPart], Path], edit: tuple[int, int, int]
 ) -> None:
     """An index with overlapping or incomplete ranges, unsorted key-groups or too many rows is refused."""

@@ -30,7 +30,7 @@ SPAWN = multiprocessing.get_context("spawn")
 SOON_SECONDS = 60.0
 
 
-def test_nobody_else_may_look_into_a_folder(tmp_path: Path) -> None:
+def test_folders_have_mode_0700_and_a_claim_corrects_old_ones(tmp_path: Path) -> None:
     """New folders have mode 0700 whatever the umask, and a claim corrects folders that an earlier version made."""
     base, before = tmp_path / "local" / "root", os.umask(0)
     try:
@@ -69,7 +69,7 @@ def planted(base: Path, kind: str) -> None:
         ("a link to a folder of this user", "is a symbolic link"),
     ],
 )
-def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: str, problem: str) -> None:
+def test_a_folder_that_another_user_created_is_refused(tmp_path: Path, kind: str, problem: str) -> None:
     """A claim writes nothing to such a folder, and the error names the folder and the setting."""
     base = tmp_path / "shared" / "root-log"
     planted(base, kind)
@@ -80,7 +80,7 @@ def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", [pytest.param("owned by another user", marks=AS_ROOT), "a link", "writable by all"])
-def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: str) -> None:
+def test_a_members_folder_that_could_be_forged_is_set_aside(tmp_path: Path, kind: str) -> None:
     """A member's folder that another user could have forged is set aside, and the executor gets a new one."""
     forged = claim_folder(tmp_path, "app/1", ["app/1"]).path
     forged.joinpath("stacks").mkdir()
@@ -97,14 +97,14 @@ def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: s
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_fifo_in_the_place_of_the_lock_does_not_block(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_the_lock_file_raises_an_error(tmp_path: Path) -> None:
     """A claim raises an error if the lock file is a FIFO, which another user could have created."""
     os.mkfifo(tmp_path / ".claims")
     with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         claim_folder(tmp_path, "app/1", ["app/1"])
 
 
-def test_folders_below_are_private_too(tmp_path: Path) -> None:
+def test_nested_folders_for_copies_have_mode_0700(tmp_path: Path) -> None:
     """Each folder that is made for copies has mode 0700, whatever the umask."""
     before = os.umask(0)
     try:
@@ -122,7 +122,7 @@ def test_folders_below_are_private_too(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
 
 
-def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: Path) -> None:
+def test_undecryptable_files_are_removed_with_their_copies(tmp_path: Path) -> None:
     """Copies in undecryptable files are removed with their files, but not while deltas are being put on stacks."""
     folder = claim_folder(tmp_path, "app/1", ["app/1"])
     for version, data in enumerate((b"old row", b"new row")):
@@ -140,7 +140,7 @@ def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: 
     assert not own.exists()
 
 
-def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
+def test_a_new_executor_takes_over_the_folder_of_a_lost_executor(tmp_path: Path) -> None:
     """A new executor takes over the folder and the copies of a lost executor, which can no longer use them."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "mark").write_text("warm")
@@ -153,7 +153,7 @@ def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_a_late_task_holds_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new executor gets another folder while a late task of a dead executor still holds the old one."""
     monkeypatch.setattr(folder_module, "_CLAIM_PAUSE_SECONDS", 0.0)
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
@@ -162,7 +162,9 @@ def test_a_folder_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.Monkey
     assert claim_folder(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
 
 
-def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_waits_for_its_folder_does_not_block_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While one executor waits for a folder that a late task holds, others claim theirs. A second claim of the waiting
     executor gets the same folder.
     """
@@ -179,16 +181,16 @@ def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch
     with lost.hold(), ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(claim_folder, tmp_path, "app/3", live) for _ in range(2)]
         assert all(pauses.acquire(timeout=SOON_SECONDS) for _ in waiting)
-        found = claim_folder(tmp_path, "app/2", live)
+        claimed = claim_folder(tmp_path, "app/2", live)
         assert not any(claim.done() for claim in waiting)
         proceed.set()
         paths = {claim.result().path for claim in waiting}
-    assert found.path == own.path
+    assert claimed.path == own.path
     assert len(paths) == 1
     assert lost.path not in paths
 
 
-def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
+def test_executors_start_in_new_folders_if_a_process_hangs_in_a_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a process hangs with the lock of all claims, executors start in new folders, which they find again. Free
@@ -203,7 +205,7 @@ def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
     assert left.belongs_to_owner()
 
 
-def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> None:
+def test_the_most_recently_used_free_folder_is_taken(tmp_path: Path) -> None:
     """A new executor takes the free folder that was used last, because it has the warmest copies."""
     owners = [f"app/{n}" for n in range(4)]
     folders = [claim_folder(tmp_path, owner, owners) for owner in owners]
@@ -215,7 +217,7 @@ def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> N
     assert taken == [folders[n].path for n in (2, 0, 1)]
 
 
-def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> None:
+def test_a_takeover_deletes_unlisted_files_and_keeps_complete_copies(tmp_path: Path) -> None:
     """A takeover deletes files that no stack lists, and keeps complete copies."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     stacks = lost.stacks("s")
@@ -232,7 +234,7 @@ def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> 
     assert taken.copies() == [("s", 7)]
 
 
-def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_was_just_claimed_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An executor that waited for the lock of all claims does not take a folder that a new owner has just claimed,
     although the previous owner's process has ended.
     """
@@ -255,7 +257,7 @@ def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.Mon
     assert taken.belongs_to_owner()
 
 
-def test_a_half_written_owner_is_nobodys(tmp_path: Path) -> None:
+def test_a_folder_with_an_empty_owner_file_is_free(tmp_path: Path) -> None:
     """A folder is free if a crash left an empty owner file in it."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "owner").write_text("")
@@ -276,7 +278,7 @@ def compete(base: Path, owner: str, live: Sequence[str], seconds: float) -> None
             continue
 
 
-def test_processes_that_compete_never_share_a_folder(tmp_path: Path) -> None:
+def test_competing_executors_never_share_a_folder(tmp_path: Path) -> None:
     """Executors that consider each other dead never hold the same folder at the same time."""
     for owner in ("app/old1", "app/old2"):
         claim_folder(tmp_path, owner, ["app/old1", "app/old2"])
@@ -289,7 +291,7 @@ def test_processes_that_compete_never_share_a_folder(tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0, 0]
 
 
-def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
+def test_the_attempt_after_a_folder_was_deleted_claims_a_new_one(tmp_path: Path) -> None:
     """Every use of a deleted folder raises OutOfDate, and the next attempt claims a new one."""
     gone = claim_folder(tmp_path, "app/1", ["app/1"])
     shutil.rmtree(gone.path)
@@ -302,7 +304,7 @@ def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
         pass
 
 
-def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
+def test_a_disk_error_names_the_folder_and_the_setting(tmp_path: Path) -> None:
     """A disk error is raised as an UnavailableError with the folder and the setting, not as a bare OSError."""
     folder = claim_folder(tmp_path, "app/1", ["app/1"])
     for name, use in (("upkeep", folder.lock_for_upkeep), ("advancing", folder.protect_deltas)):
@@ -313,13 +315,13 @@ def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
         assert caught.value.where == str(folder.path)
 
 
-def test_an_error_in_the_use_of_a_folder_stays_what_it_is(tmp_path: Path) -> None:
+def test_an_error_raised_by_the_caller_in_a_folder_is_not_converted(tmp_path: Path) -> None:
     """An error that a caller raises while it holds a folder is not converted to an error of the folder."""
     with pytest.raises(FileNotFoundError, match="elsewhere"), claim_folder(tmp_path, "app/1", ()).hold():
         raise FileNotFoundError("elsewhere")
 
 
-def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlisted_deltas_are_deleted_except_recent_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deltas that no stack lists are deleted, except those as new as the newest stack and a few sealed ones."""
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 2)
     folder = claim_folder(tmp_path, "app/1", ())
@@ -336,7 +338,7 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
     refused.remove_unused_deltas()
 
 
-def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_stack(
+def test_deltas_about_to_be_added_to_a_stack_survive_a_failing_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deltas that are about to be put on a stack stay on a failing disk, also if the lock file cannot be read."""
@@ -363,7 +365,7 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
     assert not fetched.exists()
 
 
-def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
+def test_files_listed_by_stacks_of_any_store_are_kept(tmp_path: Path) -> None:
     """Files that a stack of any store lists survive both the removal of unused deltas and a takeover."""
     folder, listed = claim_folder(tmp_path, "app/1", ()), set[Path]()
     for number, store in enumerate(("a", "b", "c")):
@@ -380,7 +382,7 @@ def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
     assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == listed
 
 
-def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path) -> None:
+def test_deltas_sealed_after_a_rollback_are_kept_and_older_ones_deleted(tmp_path: Path) -> None:
     """After a rollback, newly sealed deltas of lower versions are kept, and old ones of higher versions are deleted."""
     folder = claim_folder(tmp_path, "app/1", ())
     assert folder.stacks("s").replace(1, None, Stack(Head(50, "1-aa")))
@@ -391,14 +393,14 @@ def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path)
     assert sorted(path.name for path in folder.sealed.iterdir()) == ["11-2-bb", "12-2-bb"]
 
 
-def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
+def test_without_a_stack_only_the_newest_256_kib_of_deltas_are_kept(tmp_path: Path) -> None:
     """Without any stack, only the newest deltas up to 256 KiB are kept."""
     folder = claim_folder(tmp_path, "app/1", ())
     for version in range(300):
         assert folder.write_sealed_file(version, "1-aa", b"x" * 2048)
     folder.remove_unused_deltas()
-    kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
-    assert kept == list(range(171, 300)), "the newest deltas up to 256 KiB are kept"
+    versions = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
+    assert versions == list(range(171, 300)), "the newest deltas up to 256 KiB are kept"
 
 
 @pytest.mark.parametrize(
@@ -410,7 +412,7 @@ def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
     ],
     ids=["a blank", "mounted over", "another mount that is not UTF-8"],
 )
-def test_mounts_are_found_whatever_they_are_called(
+def test_mounts_with_blanks_or_undecodable_names_are_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bytes, kind: str
 ) -> None:
     """The mount table is parsed with escaped blanks and undecodable bytes, and the last mount at a path counts."""
@@ -424,15 +426,15 @@ def test_mounts_are_found_whatever_they_are_called(
         claim_folder(tmp_path / "my disk" / "state", "app/1", ())
 
 
-def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_reserved_for_root_count_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that a file system reserves for root count as used."""
-    found = os.statvfs(tmp_path)
-    kept_back = os.statvfs_result((4096, 4096, 100, 30, 10, *found[5:]))
+    statistics = os.statvfs(tmp_path)
+    kept_back = os.statvfs_result((4096, 4096, 100, 30, 10, *statistics[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: kept_back)
     assert disk.read_disk_use(tmp_path) == (70 / 80, 80 * 4096)
 
 
-def test_trying_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
+def test_the_disk_probe_removes_its_file(tmp_path: Path) -> None:
     """The disk probe writes and removes a file of 1 MiB, also if an earlier probe left one."""
     folder = claim_folder(tmp_path, "app/1", ())
     before = sorted(folder.path.rglob("*"))
@@ -442,7 +444,7 @@ def test_trying_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
     assert sorted(folder.path.rglob("*")) == before
 
 
-def test_the_default_folder_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_folder_defaults_to_sparks_first_local_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The local folder defaults to Spark's local directories, of which the first is taken."""
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
         monkeypatch.delenv(variable, raising=False)

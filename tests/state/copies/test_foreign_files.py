@@ -66,7 +66,7 @@ def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
     assert all(path.exists() for path in left)
 
 
-def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
+def test_an_interrupted_snapshot_download_resumes_beside_foreign_files(folder: Folder) -> None:
     """An interrupted snapshot download resumes, or is discarded for another snapshot, beside foreign files."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
     IncomingSnapshots(folder.path).append_bytes(address, snapshot, 0, b"half")
@@ -80,7 +80,7 @@ def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
     assert all(path.exists() for path in left)
 
 
-def test_a_folder_is_taken_over_and_tidied_around_them(folder: Folder, tmp_path: Path) -> None:
+def test_a_takeover_leaves_foreign_files_alone(folder: Folder, tmp_path: Path) -> None:
     """A takeover and its clean-up handle the member's folder and leave foreign files in and beside it alone."""
     inside = [folder.path / name for name in ("", "copies", "copies/s", "sealed", "incoming", "incoming/s")]
     left = litter(tmp_path / "base", *inside[:1])
@@ -93,7 +93,7 @@ def test_a_folder_is_taken_over_and_tidied_around_them(folder: Folder, tmp_path:
     assert all(path.exists() for path in left)
 
 
-def test_in_a_root_on_disk(tmp_path: Path) -> None:
+def test_a_directory_store_works_beside_foreign_files(tmp_path: Path) -> None:
     """A directory store works on a mounted disk with lost+found and with foreign files among unfinished writes."""
     root = tmp_path / "root"
     (root / "lost+found").mkdir(parents=True)

@@ -53,7 +53,7 @@ def entries() -> list[bytes]:
     return encoded
 
 
-def test_entries_are_read_as_they_were_written() -> None:
+def test_journal_entries_are_equal_after_a_round_trip() -> None:
     """Entries are read back equal, at once or one after the other."""
     data = entries()
     listing, end, _ = read_entries(b"".join(data), Listing(), SEED)
@@ -91,14 +91,14 @@ def test_a_cut_or_changed_journal_has_the_stacks_of_an_earlier_entry() -> None:
         Change(7, head_of(3), 3), Change(8, head_of(3), 1), Change(7, head_of(3), -2),
     ],
 )  # fmt: skip
-def test_an_entry_with_impossible_changes_does_not_count(change: Change) -> None:
+def test_an_entry_with_impossible_changes_is_ignored(change: Change) -> None:
     """An entry with a valid checksum but impossible changes is ignored."""
     first, seed = encode_entry([Change(7, head_of(1), 0, (part(1), part(2)))], SEED)
     listing, end, _ = read_entries(first + encode_entry([change], seed)[0], Listing(), SEED)
     assert (listing.stacks, end) == ({7: stack_of(1, 1, 2)}, len(first))
 
 
-def test_a_journal_is_replaced_when_it_is_twice_as_long_as_needed(
+def test_a_journal_is_compacted_before_it_is_twice_as_long_as_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A journal is compacted before it is twice as long as needed, and readers of the old one find all stacks."""
@@ -119,7 +119,7 @@ def test_a_journal_is_replaced_when_it_is_twice_as_long_as_needed(
     assert len(numbers) > 3
 
 
-def test_changes_of_high_stacks_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_appends_only_its_changes_to_high_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch appends only its changes, however many parts the stacks have, because all their parts count as needed."""
     monkeypatch.setattr(journal_file, "_SPARE_BYTES", 0)
     stacks = Stacks(tmp_path, "totals")
@@ -177,7 +177,7 @@ def test_the_next_writer_starts_a_new_journal_after_a_torn_entry(tmp_path: Path)
     assert read_anew(tmp_path) == {7: stack_of(4, 4)}
 
 
-def test_a_journal_that_was_cut_between_entries_is_not_continued(tmp_path: Path) -> None:
+def test_a_journal_that_lost_whole_entries_is_replaced(tmp_path: Path) -> None:
     """A journal that lost whole entries is replaced, because a process that had read further could miss new entries."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
@@ -192,7 +192,7 @@ def test_a_journal_that_was_cut_between_entries_is_not_continued(tmp_path: Path)
     assert read_anew(tmp_path) == {7: stack_of(2, 1, 3)}
 
 
-def test_what_a_dead_compaction_left_is_removed(tmp_path: Path) -> None:
+def test_a_torn_next_journal_is_ignored_and_a_complete_one_counts(tmp_path: Path) -> None:
     """A torn next journal is ignored, and a complete one counts even if the former journal still exists."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
@@ -213,7 +213,7 @@ def test_what_a_dead_compaction_left_is_removed(tmp_path: Path) -> None:
     assert read_anew(tmp_path) == {7: stack_of(4, 4)}
 
 
-def test_a_writer_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_writer_does_not_block_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes stop waiting for a hanging writer and continue with the stacks that they have read."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
@@ -295,7 +295,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 1), STEPS), max_size=25), spare=st.sampled_from([0, 400, 64 << 10]))
-def test_two_processes_see_what_a_dict_would_hold(
+def test_concurrent_processes_agree_with_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, tuple[str, object]]], spare: int
 ) -> None:
     """Two processes that replace, merge and drop stacks, and others that die while they append, agree with a

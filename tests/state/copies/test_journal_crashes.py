@@ -19,7 +19,7 @@ from tests.kit.state.stack_changes import another_process, head_of, journals_in,
 KEY_GROUPS = range(20)
 
 
-def test_a_crash_at_any_byte_of_an_append_leaves_the_former_stacks(tmp_path: Path) -> None:
+def test_a_crash_at_any_byte_of_an_append_keeps_the_former_stacks(tmp_path: Path) -> None:
     """The next process reads the former stacks, and a change that it makes can be read again."""
     assert Stacks(tmp_path, "totals").replace_many({n: (None, stack_of(1, n)) for n in (1, 2)})
     (journal,) = journals_in(tmp_path)
@@ -44,13 +44,13 @@ def write_until_killed(folder: Path) -> None:
         former = stacks.read(0)
         assert former is not None
         version = former.head.version + 1
-        kept = former.parts[-3:] if version % 5 == 0 else former.parts
-        stack = Stack(head_of(version), (*kept, part(version)))
+        parts = former.parts[-3:] if version % 5 == 0 else former.parts
+        stack = Stack(head_of(version), (*parts, part(version)))
         stacks.replace_many(dict.fromkeys(KEY_GROUPS, (former, stack)))
         stacks.refresh()
 
 
-def test_processes_killed_at_any_time_leave_all_stacks_of_one_change(
+def test_racing_processes_that_are_killed_leave_no_partial_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two racing processes that are killed lose no committed change and leave no partial one."""
@@ -68,14 +68,14 @@ def test_processes_killed_at_any_time_leave_all_stacks_of_one_change(
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-        found = read_anew(tmp_path)
-        assert set(found) == set(KEY_GROUPS)
-        assert len(set(found.values())) == 1, "a change was stored for only some key-groups"
-        assert found[0].head.version >= newest
-        assert found[0].parts[-1] == part(found[0].head.version)
-        newest = found[0].head.version
+        stacks_read = read_anew(tmp_path)
+        assert set(stacks_read) == set(KEY_GROUPS)
+        assert len(set(stacks_read.values())) == 1, "a change was stored for only some key-groups"
+        assert stacks_read[0].head.version >= newest
+        assert stacks_read[0].parts[-1] == part(stacks_read[0].head.version)
+        newest = stacks_read[0].head.version
     assert newest > 25
     with another_process():
         stacks = Stacks(tmp_path, "totals")
-        assert stacks.replace(3, found[3], stack_of(newest + 1, 1))
+        assert stacks.replace(3, stacks_read[3], stack_of(newest + 1, 1))
     assert len(journals_in(tmp_path)) == 1

@@ -56,14 +56,14 @@ def in_child(folder: Path, more: int, tasks: int, together: int) -> tuple[int, l
     return most, error
 
 
-def test_files_of_earlier_tasks_make_room(tmp_path: Path) -> None:
+def test_files_of_earlier_tasks_are_unmapped_to_free_addresses(tmp_path: Path) -> None:
     """With 200 MiB of addresses, 40 tasks of 16 MiB each succeed, because files of earlier tasks are unmapped."""
     most, error = in_child(tmp_path, 200 * MIB, 40, 2)
     assert error == []
     assert 80 * MIB <= most <= 100 * MIB
 
 
-def test_copies_of_one_task_that_do_not_fit_are_told_from_rows(tmp_path: Path) -> None:
+def test_the_error_for_unmappable_copies_does_not_advise_fewer_rows(tmp_path: Path) -> None:
     """If the copies of one task do not fit, the error names the copies and the setting, and advises no fewer rows."""
     most, (kind, text) = in_child(tmp_path, 100 * MIB, 1, 40)
     assert most < 100 * MIB
@@ -86,7 +86,7 @@ print(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesiz
 """
 
 
-def test_arrow_reserves_no_addresses_where_they_are_limited() -> None:
+def test_arrow_does_not_reserve_addresses_if_they_are_limited() -> None:
     """With limited addresses, Arrow uses an allocator that does not reserve 1 GiB for its first value."""
     command = [sys.executable, "-c", GROWTH_IN_CHILD]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
@@ -115,7 +115,7 @@ print(json.dumps([answers, sorted(names)]))
 
 
 @pytest.mark.parametrize(("room", "in_own_threads"), [(80 * MIB, False), (480 * MIB, True)])
-def test_fetches_need_no_more_threads_than_addresses_allow(room: int, in_own_threads: bool) -> None:
+def test_fetches_use_fewer_threads_if_addresses_are_limited(room: int, in_own_threads: bool) -> None:
     """Fetches use fewer threads, or only the calling thread, if twelve stacks of 8 MiB and an arena do not fit."""
     command = [sys.executable, "-c", FETCHES_IN_CHILD, str(room)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
@@ -138,7 +138,7 @@ except RuntimeError as error:
 """
 
 
-def test_a_refused_thread_is_an_error_with_a_remedy() -> None:
+def test_a_thread_that_cannot_start_is_an_error_that_names_the_setting() -> None:
     """A thread that cannot start is an error that names the setting that limits addresses."""
     command = [sys.executable, "-c", REFUSED_THREAD_IN_CHILD]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)

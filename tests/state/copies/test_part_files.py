@@ -52,7 +52,7 @@ def test_a_part_becomes_a_snapshot_unless_it_marks_deleted_keys(tmp_path: Path, 
         assert (read and bytes(read)) == (data if data is snapshot else None)
 
 
-def test_a_part_of_another_place_is_a_damaged_copy(tmp_path: Path) -> None:
+def test_a_part_encrypted_for_another_key_group_raises_damaged_copy(tmp_path: Path) -> None:
     """A part that was encrypted for another key-group raises DamagedCopy."""
     own_keys = keys()
     part = written(tmp_path, FILES["a delta"], part_codec.encode(delta_table({"a": 1})), 1, own_keys)

@@ -45,7 +45,7 @@ def sharing(key: Key, a: int) -> Key:
 TWINS = [(1, 10), sharing((1, 10), 2), sharing((1, 10), 3), (1, 11), sharing((1, 11), 2), (5, 5)]
 
 
-def test_the_twins_share_a_hash() -> None:
+def test_the_keys_of_these_tests_share_hashes() -> None:
     """The constructed keys share hashes, which the other tests of this file rely on."""
     hashes = hashes_of(TWINS).tolist()
     assert hashes[0] == hashes[1] == hashes[2]
@@ -55,7 +55,7 @@ def test_the_twins_share_a_hash() -> None:
 
 def hashes_of(keys: list[Key]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """Return the hashes of keys."""
-    return key_hashes([pa.array([key[at] for key in keys], pa.int64()) for at in (0, 1)])
+    return key_hashes([pa.array([key[column] for key in keys], pa.int64()) for column in (0, 1)])
 
 
 def run_of(changes: dict[Key, str | None]) -> list[Run]:
@@ -74,31 +74,31 @@ CHANGES = st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.text(m
 
 
 @given(CHANGES, st.lists(st.sampled_from(TWINS), unique=True))
-def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]], asked: list[Key]) -> None:
+def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]], requested: list[Key]) -> None:
     """A lookup finds the newest row of each key and no deleted key, also if keys share a hash."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
-    asked = sorted(asked, key=lambda key: int(hashes_of([key])[0]))
-    keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=PAIRS.key)
-    rows, found = look_up_keys([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, PAIRS.row_schema)
+    requested = sorted(requested, key=lambda key: int(hashes_of([key])[0]))
+    keys = pa.table([[a for a, _ in requested], [b for _, b in requested]], schema=PAIRS.key)
+    rows, exists = look_up_keys([RequestedKeys(0, len(requested), runs)], hashes_of(requested), keys, PAIRS.row_schema)
     model: dict[Key, str | None] = {}
     for changes in history:
         model |= changes
-    assert rows["v"].to_pylist() == [model.get(key) for key in asked]
-    assert found.tolist() == [model.get(key) is not None for key in asked]
+    assert rows["v"].to_pylist() == [model.get(key) for key in requested]
+    assert exists.tolist() == [model.get(key) is not None for key in requested]
 
 
 @pytest.mark.parametrize("bottom", [False, True])
 @given(CHANGES)
-def test_merged_runs_hold_what_the_runs_held(bottom: bool, history: list[dict[Key, str | None]]) -> None:
+def test_a_merge_keeps_the_newest_row_per_key(bottom: bool, history: list[dict[Key, str | None]]) -> None:
     """A merge keeps the newest row per key, ordered by hash and key, and drops deleted keys at a stack's bottom."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
     table = merge_runs(runs, ["a", "b"], PAIRS.row_schema, bottom=bottom)
     model: dict[Key, str | None] = {}
     for changes in history:
         model |= changes
-    kept = {key: value for key, value in model.items() if value is not None or not bottom}
+    expected = {key: value for key, value in model.items() if value is not None or not bottom}
     rows = {(row["a"], row["b"]): row["v"] for row in table.to_pylist()}
-    assert (rows, table.num_rows) == (kept, len(kept))
+    assert (rows, table.num_rows) == (expected, len(expected))
     assert ("__deleted" in table.column_names) is not bottom
     assert table["__hash"].to_pylist() == hashes_of(list(rows)).tolist()
     assert list(rows) == sorted(rows, key=lambda key: (int(hashes_of([key])[0]), key))
@@ -124,18 +124,20 @@ def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
 @given(
     st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.integers(0, 9)), max_size=5), st.integers(-1, 10)
 )
-def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | None]], first_ms: int) -> None:
+def test_expired_rows_are_not_found_and_still_hide_older_rows(
+    history: list[dict[Key, int | None]], first_ms: int
+) -> None:
     """Rows that expired before the timer are not found, not merged at the bottom, and still hide older rows below."""
     runs = [run for changes in reversed(history) for run in dated(changes, first_ms)]
     newest: dict[Key, int | None] = {}
     for changes in history:
         newest |= changes
     living = {key: until for key, until in newest.items() if until is not None and until >= first_ms}
-    asked = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
-    keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=UNTIL.key)
-    rows, found = look_up_keys([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, UNTIL.row_schema)
-    assert rows["until"].to_pylist() == [living.get(key) for key in asked]
-    assert found.tolist() == [key in living for key in asked]
+    requested = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
+    keys = pa.table([[a for a, _ in requested], [b for _, b in requested]], schema=UNTIL.key)
+    rows, exists = look_up_keys([RequestedKeys(0, len(requested), runs)], hashes_of(requested), keys, UNTIL.row_schema)
+    assert rows["until"].to_pylist() == [living.get(key) for key in requested]
+    assert exists.tolist() == [key in living for key in requested]
     whole = merge_runs(runs, ["a", "b"], UNTIL.row_schema, bottom=True)
     assert {(row["a"], row["b"]): row["until"] for row in whole.to_pylist()} == living
     top = merge_runs(runs, ["a", "b"], UNTIL.row_schema, bottom=False)
@@ -144,12 +146,12 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
         for rows in top.select(UNTIL.row_schema.names).combine_chunks().to_batches()
         if len(rows)
     ]
-    below = [RequestedKeys(0, len(asked), [*stacked, *dated(dict.fromkeys(TWINS, 99), first_ms)])]
-    _, found = look_up_keys(below, hashes_of(asked), keys, UNTIL.row_schema)
-    assert found.tolist() == [key in living or key not in newest for key in asked]
+    below = [RequestedKeys(0, len(requested), [*stacked, *dated(dict.fromkeys(TWINS, 99), first_ms)])]
+    _, exists = look_up_keys(below, hashes_of(requested), keys, UNTIL.row_schema)
+    assert exists.tolist() == [key in living or key not in newest for key in requested]
 
 
-def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
+def test_the_timer_of_an_entry_applies_to_copies_at_its_head_only() -> None:
     """The timer of an entry applies to copies at its head only, because an older copy still has rows that expired
     since.
     """
@@ -159,7 +161,7 @@ def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
     assert timer_at_head(Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),)), Head(3, "1-a")) is None
 
 
-def test_nulls_zeros_and_nans_are_the_keys_that_they_are_to_spark() -> None:
+def test_nulls_zeros_and_nans_compare_as_in_spark() -> None:
     """Keys compare as in Spark: NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0."""
     left = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
     right = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})

@@ -31,14 +31,14 @@ def place(tmp_path: Path) -> Place:
 
 def rot(file: Path) -> None:
     """Change a byte of a file and restore its times."""
-    found = file.stat()
+    times = file.stat()
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place) -> None:
+def test_a_file_missing_right_after_its_write_raises_local_disk_error(place: Place) -> None:
     """A file that is truncated or missing right after its write raises LocalDiskError, because the disk failed and not
     the copy or the object.
     """
@@ -54,7 +54,7 @@ def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place)
         PartFiles(place.folder.path).mark_verified(part)
 
 
-def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None:
+def test_a_scrub_is_bounded_and_the_next_continues_after_it(place: Place) -> None:
     """A scrub of one byte checks one key-group, and five of them find the damaged one."""
     rot(place.files(3)[0])
     assert [scrub_stacks(place.folder, 1) for _ in range(5)].count([("totals", 3)]) == 1
@@ -62,7 +62,7 @@ def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None
 
 
 @pytest.mark.parametrize("key_groups", [3, 4])
-def test_each_key_group_has_its_turn(tmp_path: Path, key_groups: int) -> None:
+def test_successive_scrubs_check_each_key_group_once(tmp_path: Path, key_groups: int) -> None:
     """As many scrubs as there are key-groups check each key-group once, because each continues after the last."""
     place = Place(tmp_path)
     place.seal(0, {kg: {"k": kg} for kg in range(key_groups)})
@@ -78,7 +78,7 @@ def test_each_key_group_has_its_turn(tmp_path: Path, key_groups: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1 << 45, 1 << 63])
-def test_a_part_longer_than_its_file_is_not_whole(place: Place, length: int) -> None:
+def test_a_scrub_refuses_a_part_longer_than_its_file(place: Place, length: int) -> None:
     """A scrub refuses a part whose listed range exceeds its file."""
     stack = place.folder.stacks(SCHEMA.store).read(3)
     assert stack is not None
@@ -88,13 +88,13 @@ def test_a_part_longer_than_its_file_is_not_whole(place: Place, length: int) -> 
     assert not files.verify(part._replace(start=length))
 
 
-def test_a_change_whose_time_was_put_back_is_found_by_who_reads_next(place: Place) -> None:
+def test_a_change_with_restored_file_times_is_found_by_the_next_reader(place: Place) -> None:
     """The next reader finds a change whose file times were restored, because the inode's change time differs."""
     rot(place.files(3)[0])
     assert place.bring().restores == 1
 
 
-def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrub_reports_no_damage_for_a_part_merged_meanwhile(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrub reports no damage if a slot merges a part while its stack is checked."""
     stacks, opening = place.folder.stacks(SCHEMA.store), Path.open
     before = stacks.read(2)
@@ -118,7 +118,7 @@ def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch
 
 
 @pytest.mark.parametrize("links", [0, 2])
-def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, links: int) -> None:
+def test_a_silently_changed_byte_is_not_merged_or_copied_to_a_snapshot(tmp_path: Path, links: int) -> None:
     """A byte that changes without a new file time is neither merged nor copied into a snapshot."""
     place = Place(tmp_path)
     place.seal(0, {1: {f"{n:08d}": n for n in range(20_000)}})
@@ -128,12 +128,12 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
     place.bring()
     (file,) = [file for file in place.files() if "stacks" in file.parts]
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
-        at = mapped.find((12_345).to_bytes(8, "little"))
-        mapped[at] = mapped[at]  # marks the page as written, so that the file's time stays as it is now
+        offset = mapped.find((12_345).to_bytes(8, "little"))
+        mapped[offset] = mapped[offset]  # marks the page as written, so that the file's time stays as it is now
         keeper = place.keeper()
         copies = keeper.advance(place.entries)[0]
         before = signature_of(str(file))
-        mapped[at] ^= 1
+        mapped[offset] ^= 1
         assert signature_of(str(file)) == before
         with pytest.raises(DamagedCopy):
             keeper.merge(copies) if links else keeper.make_snapshot(1, place.entries[1], attempt(9))

@@ -60,7 +60,7 @@ def test_many_stacks_are_replaced_with_one_write(tmp_path: Path, monkeypatch: py
     assert stacks.read(500) is None
 
 
-def test_a_process_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
+def test_a_process_whose_stack_was_replaced_writes_nothing(tmp_path: Path) -> None:
     """A process whose stack was replaced by another process writes nothing."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
@@ -90,7 +90,9 @@ def test_files_are_kept_while_another_key_group_uses_them(tmp_path: Path) -> Non
     assert not (tmp_path / shared.file).exists()
 
 
-def test_a_disk_that_keeps_the_old_file_does_not_undo_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_counts_even_if_the_old_file_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A change counts even if the old file cannot be deleted, and the parts of the new stack stay."""
     stacks = Stacks(tmp_path, "totals")
     former = Stack(head_of(1), (own_part(stacks, 7),))
@@ -135,7 +137,7 @@ def add(folder: Path, numbers: range, answers: Queue[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_processes_that_replace_a_stack_lose_nothing_of_each_other(tmp_path: Path, count: int) -> None:
+def test_concurrent_processes_lose_no_part_of_each_other(tmp_path: Path, count: int) -> None:
     """Every part that a process added successfully is in the final copy with its file."""
     assert Stacks(tmp_path, "totals").replace(7, None, Stack(head_of(0)))
     context = get_context("fork")
@@ -152,7 +154,7 @@ def test_processes_that_replace_a_stack_lose_nothing_of_each_other(tmp_path: Pat
     assert len(journals_in(tmp_path)) == 1
 
 
-def test_the_present_stack_is_dropped(tmp_path: Path) -> None:
+def test_a_drop_removes_a_stack_that_another_process_wrote(tmp_path: Path) -> None:
     """A drop removes the stack that another process wrote meanwhile, and the last drop removes the journal."""
     stacks = Stacks(tmp_path, "totals")
     assert stacks.replace(7, None, stack_of(1, 1))
@@ -179,7 +181,7 @@ def test_merged_parts_are_replaced_below_newer_parts(tmp_path: Path) -> None:
     assert slow.read(7) == stack_of(3, 12, 3)
 
 
-def test_a_dropped_stack_takes_only_its_own_files_along(tmp_path: Path) -> None:
+def test_a_drop_keeps_files_of_other_key_groups(tmp_path: Path) -> None:
     """A drop keeps files of other key-groups, also if their numbers start with the same digits."""
     stacks = Stacks(tmp_path, "totals")
     for key_group in (7, 71):
@@ -190,7 +192,7 @@ def test_a_dropped_stack_takes_only_its_own_files_along(tmp_path: Path) -> None:
     stacks.drop(7)
 
 
-def test_a_file_that_no_stack_lists_yet_stays_if_a_stack_is_dropped(tmp_path: Path) -> None:
+def test_a_drop_keeps_a_file_that_no_stack_lists_yet(tmp_path: Path) -> None:
     """A drop keeps a file that another process is about to put on a stack."""
     first, second = Stacks(tmp_path, "totals"), Stacks(tmp_path, "totals")
     assert first.replace(7, None, stack_of(1, 1))

@@ -92,7 +92,7 @@ def row_of(change: Change) -> dict[str, object]:
 def applied(model: Model, changes: Sequence[Change]) -> Model:
     """Return the model after a delta, which clears variables before it writes elements."""
     cleared = {(change.key, change.variable) for change in changes if change.element is None}
-    after = {place: held for place, held in model.items() if place[:2] not in cleared}
+    after = {place: entry for place, entry in model.items() if place[:2] not in cleared}
     for change in changes:
         place = change[:3]
         if change.number is None:
@@ -105,7 +105,7 @@ def applied(model: Model, changes: Sequence[Change]) -> Model:
 
 def model_of(table: pa.Table) -> Model:
     """Return a table of wide rows as a model."""
-    found: Model = {}
+    model: Model = {}
     for row in table.to_pylist():
         name, element, number = row[VARIABLE], "", None
         if name == TIMER:
@@ -118,9 +118,9 @@ def model_of(table: pa.Table) -> Model:
         else:
             number = row["__state_total"]["n"]
         place = ((row["user"], row["part"]), name, element)
-        assert place not in found
-        found[place] = (number, row[DUE])
-    return found
+        assert place not in model
+        model[place] = (number, row[DUE])
+    return model
 
 
 class Log:
@@ -222,7 +222,7 @@ STEPS = st.lists(st.one_of(deltas(), deltas(), st.sampled_from(["bring", "follow
 
 @costly(2)
 @given(STEPS)
-def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
+def test_merged_and_restored_copies_equal_a_dictionary(steps: list[object]) -> None:
     """Copies that merge deltas, copies that upkeep brings and restored copies all equal a dictionary."""
     log = Log()
     with tempfile.TemporaryDirectory() as folder:
@@ -291,12 +291,12 @@ def check_dues(reading: Reading, model: Model) -> None:
     """Compare due elements with the model, as whole ranges and time by time."""
     expected = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None]
     for first, last in ((NO_DUE + 1, 7), (0, 2**62), (3, 5)):
-        found = [
+        due_elements = [
             (due, (row["user"], row["part"]), one.variable)
             for one in reading.find_due_elements(first, last)
             for due, row in zip(one.due_ms.tolist(), one.keys.to_pylist(), strict=True)
         ]
-        assert sorted(map(repr, found)) == sorted(repr(one) for one in expected if first <= one[0] <= last)
+        assert sorted(map(repr, due_elements)) == sorted(repr(one) for one in expected if first <= one[0] <= last)
     begins, until = NO_DUE + 1, reading.find_due_time(NO_DUE + 1, 1)
     seen = []
     while until is not None:
@@ -317,16 +317,18 @@ def run_of(*changes: Change, schema: VariableColumns = SCHEMA) -> tuple[Run, ...
     return element_runs(schema.sealed(table_of(schema, [row_of(change) for change in changes], delta=True)), schema)
 
 
-def test_what_is_due_later_or_never_is_not_due() -> None:
+def test_due_times_compare_as_numbers_and_rows_without_one_are_never_due() -> None:
     """Due times compare as numbers, also before 1970, and a row without a time is never due."""
     runs = run_of(*(Change((str(due), 1), "total", "", 1, due) for due in (-3, -1, 0, 1, 300, None)))
     reading = CopyRuns(runs).open_reading(SCHEMA, SCHEMA.key.empty_table())
     for until in (-4, -3, 0, 299, 2**62):
-        found = [due for one in reading.find_due_elements(NO_DUE + 1, until) for due in one.due_ms.tolist()]
-        assert found == [due for due in (-3, -1, 0, 1, 300) if due <= until]
+        due_times = [
+            due for elements in reading.find_due_elements(NO_DUE + 1, until) for due in elements.due_ms.tolist()
+        ]
+        assert due_times == [due for due in (-3, -1, 0, 1, 300) if due <= until]
 
 
-def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_map_keys_that_share_a_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, and keys of maps, that share a hash are distinguished after puts, clears, deletes and merges."""
     monkeypatch.setattr(variables, "key_hashes", lambda columns: np.zeros(len(columns[0]), np.uint64))
     monkeypatch.setattr(variable_kinds, "hash_bytes", lambda _data, starts, *_: np.zeros(len(starts), np.uint64))
@@ -350,7 +352,7 @@ def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.Monkey
         check(log, log.brought(member(Path(path) / "other")))
 
 
-def test_what_is_merged_of_packed_deltas_is_plain(tmp_path: Path) -> None:
+def test_merged_deltas_are_stored_unpacked(tmp_path: Path) -> None:
     """Merged deltas are stored unpacked, so that a large one can be mapped."""
     log, folder, seen = Log(), member(tmp_path), set()
     for version in range(12):
@@ -369,6 +371,6 @@ def is_plain(folder: Folder, part: StackedPart) -> bool:
     return len(data) > part_codec.open_part(data, part.file).nbytes
 
 
-def test_nothing_is_in_a_reading_of_no_copy() -> None:
+def test_a_key_group_without_a_copy_reads_as_empty() -> None:
     """A key-group without a copy reads like an empty one."""
     check_reading((), {}, [("a", 1)])

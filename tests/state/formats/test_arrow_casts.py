@@ -25,7 +25,7 @@ FORMS = {
 
 @pytest.mark.parametrize("target", [STRICT, WIDE, LOOSE], ids=["same", "wider", "nullable"])
 @pytest.mark.parametrize("form", FORMS)
-def test_null_structs_of_fields_that_are_not_null_are_cast(form: str, target: pa.DataType) -> None:
+def test_null_structs_with_not_null_fields_are_cast(form: str, target: pa.DataType) -> None:
     """NULL structs with NOT NULL fields are cast, which pyarrow refuses even to the same type."""
     around, values = FORMS[form]
     array = pa.array(values, around(STRICT))
@@ -42,7 +42,7 @@ def test_nullable_fields_without_nulls_become_not_null(form: str) -> None:
     assert cast_column(pa.array(values, around(LOOSE)), around(STRICT)).to_pylist() == values
 
 
-def test_a_null_in_a_field_that_is_not_null_is_refused_by_name() -> None:
+def test_the_error_for_a_null_in_a_not_null_field_names_the_field() -> None:
     """The error names the NOT NULL field of a struct, list, map or table that has a NULL."""
     for array, kind, name in (
         (pa.array([{"a": None, "b": "x"}], LOOSE), STRICT, "a"),
@@ -56,7 +56,7 @@ def test_a_null_in_a_field_that_is_not_null_is_refused_by_name() -> None:
         cast_table(pa.table({"v": [1, None]}), pa.schema([pa.field("v", pa.int64(), nullable=False)]))
 
 
-def test_values_outside_a_slice_or_below_a_null_map_do_not_count() -> None:
+def test_a_cast_ignores_values_outside_a_slice_or_below_a_null_map() -> None:
     """A cast checks only the values that a map has, not those outside a slice or below a NULL map."""
     maps = pa.array([[("k", None)], [("l", 1)], None, []], MAP)
     assert cast_column(maps.slice(1), STRICT_MAP).to_pylist() == [[("l", 1)], None, []]
@@ -77,7 +77,7 @@ def test_values_outside_a_slice_or_below_a_null_map_do_not_count() -> None:
     ],
     ids=["struct", "list", "number", "map"],
 )
-def test_elements_outside_a_slice_need_not_fit(array: pa.Array, kind: pa.DataType) -> None:
+def test_elements_outside_a_slice_need_not_fit_the_target_type(array: pa.Array, kind: pa.DataType) -> None:
     """Elements of lists and maps outside a slice may not fit the target type; without the slice the cast fails."""
     with pytest.raises(pa.ArrowInvalid):
         cast_column(array, kind)
@@ -86,7 +86,7 @@ def test_elements_outside_a_slice_need_not_fit(array: pa.Array, kind: pa.DataTyp
     assert (cast.type, cast.to_pylist()) == (kind, array.to_pylist()[1:])
 
 
-def test_lists_change_the_width_of_their_offsets() -> None:
+def test_lists_are_cast_between_32_bit_and_64_bit_offsets() -> None:
     """A cast between list types with 32-bit and 64-bit offsets keeps NULL lists, also in a slice."""
     array = pa.array([["a"], None, [], ["b", None]], pa.list_(pa.string()))
     wide = cast_column(array.slice(1), pa.large_list(pa.large_string()))
@@ -94,7 +94,7 @@ def test_lists_change_the_width_of_their_offsets() -> None:
     assert cast_column(wide, pa.list_(pa.string())).to_pylist() == [None, [], ["b", None]]
 
 
-def test_text_that_is_not_utf8_is_cast_as_it_is() -> None:
+def test_a_cast_keeps_text_that_is_not_utf8() -> None:
     """A cast keeps text that is not UTF-8, also in a dictionary and between widths of offsets."""
     text = pa.array([b"caf\xe9", None], pa.binary()).view(pa.string())
     for column in (text, text.dictionary_encode(), text.cast(pa.large_string())):

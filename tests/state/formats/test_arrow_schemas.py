@@ -20,7 +20,7 @@ from riffle_spark.state.formats.arrow_schemas import can_become
     ],
     ids=str,
 )
-def test_a_decimal_keeps_its_digits_on_both_sides_of_the_point(declared: pa.DataType, is_readable: bool) -> None:
+def test_a_stored_decimal_keeps_its_precision_and_scale(declared: pa.DataType, is_readable: bool) -> None:
     """A stored decimal(5, 2) has three digits before the point and two after it."""
     stored = pa.schema([("d", pa.decimal128(5, 2))])
     assert can_become(stored, pa.schema([("d", declared)])) == is_readable

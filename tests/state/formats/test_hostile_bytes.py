@@ -37,7 +37,7 @@ from tests.kit.state.drawn_records import PLAIN
 INPUTS = 1000
 
 
-def test_no_decoder_raises_what_is_not_ours() -> None:
+def test_decoders_raise_only_riffles_errors_for_damaged_bytes() -> None:
     """The fuzzer finds no other exception in 1,000 damaged inputs, and over a quarter of them are refused."""
     command = [sys.executable, "-m", "tests.kit.fuzz", "--inputs", str(INPUTS), "--seed", "1", "--json"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280, check=False)
@@ -53,7 +53,7 @@ def lz4(count: int) -> bytes:
     return part_codec.encode(table, packed=True)
 
 
-def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
+def test_a_packed_buffer_is_refused_if_it_claims_a_much_larger_size() -> None:
     """A packed buffer that claims a much larger size is refused before it is unpacked."""
     data, size = lz4(1 << 16), struct.pack("<q", 8 << 16)
     assert part_codec.open_part(data, "part").num_rows == 1 << 16
@@ -64,7 +64,7 @@ def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
 
 
 @pytest.mark.parametrize("data", [lz4(5000), part_codec.encode(pa.table({"n": pa.repeat(0, 5000)}))])
-def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
+def test_a_small_part_that_claims_20_mib_is_refused(data: bytes) -> None:
     """A small part that claims 20 MiB is refused for each compressor."""
     size = struct.pack("<q", 8 * 5000)
     assert size in data
@@ -72,7 +72,7 @@ def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
         part_codec.open_part(data.replace(size, struct.pack("<q", 20 << 20)), "part")
 
 
-def test_what_we_write_is_read_however_well_it_packs() -> None:
+def test_a_million_equal_rows_are_read_with_each_compressor() -> None:
     """A million equal rows or NULLs are read again with each compressor."""
     equal = pa.table({"n": pa.repeat(0, 1 << 20), "is": pa.nulls(1 << 20, pa.bool_())})
     for table in (equal, pa.table({"is": pa.repeat(0, 1 << 20).cast(pa.bool_())})):
@@ -89,7 +89,7 @@ def written(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def test_elements_of_nulls_are_counted_too() -> None:
+def test_a_list_of_a_billion_nulls_is_refused() -> None:
     """A list of a billion NULLs is refused, because its elements count although they take no bytes."""
     column = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
@@ -110,7 +110,7 @@ def of_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
+def test_a_lack_of_memory_is_not_reported_as_damage(tmp_path: Path) -> None:
     """A lack of memory raises MemoryError while unpacking or mapping, and no object or copy is called damaged."""
     rows = 60_001
     size, larger_size = struct.pack("<q", 8 * rows), struct.pack("<q", 192 << 20)
@@ -125,7 +125,7 @@ def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
         PartFiles(tmp_path).data(StackedPart("file", 0, 256 << 20, 0, 1, 1))
 
 
-def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
+def test_a_part_that_claims_more_rows_than_its_bytes_hold_is_refused() -> None:
     """A part that claims more rows than its bytes can hold is refused, because a column of NULLs takes no bytes."""
     table = pa.table({part_codec.HASH: pa.array([], pa.uint64())})
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
@@ -141,7 +141,7 @@ def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
         ({}, {"ARROW:experimental_compression": "ZSTD"}),
     ],
 )
-def test_a_part_in_a_way_that_arrow_has_given_up_is_refused(
+def test_a_part_in_a_deprecated_arrow_format_is_refused(
     options: dict[str, Any], metadata: dict[str, str] | None
 ) -> None:
     """A part in a deprecated Arrow format is refused, because its unpacked size is not in the checked place."""
@@ -161,9 +161,9 @@ def shared(schema: pa.Schema) -> bytes:
     table = arrow_messages._follow_offset(
         message, arrow_messages._all_field_positions(message, arrow_messages._follow_offset(message, 0))[2]
     )
-    first, *others = arrow_messages._iterate_tables(message, arrow_messages._all_field_positions(message, table)[1])
+    first, *later = arrow_messages._iterate_tables(message, arrow_messages._all_field_positions(message, table)[1])
     of_list = arrow_messages._follow_offset(message, arrow_messages._all_field_positions(message, table)[1]) + 4
-    assert len(others) == len(schema) - 1
+    assert len(later) == len(schema) - 1
     for place in range(of_list, of_list + 4 * len(schema), 4):
         struct.pack_into("<I", message, place, first - place)
     return bytes(data)
@@ -178,7 +178,7 @@ WIDE = [
 ]  # fmt: skip
 
 
-def test_columns_are_told_of_once() -> None:
+def test_a_schema_whose_columns_share_one_description_is_refused() -> None:
     """A schema whose columns share one description is refused, because a long name would be repeated very often."""
     named = pa.schema([pa.field("n" * 30_000, pa.int8()), *[pa.field("n", pa.int8())] * 4000])
     with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
@@ -192,7 +192,7 @@ def test_columns_are_told_of_once() -> None:
         assert part_codec.open_part(part_codec.encode(table), "part").schema.equals(table.schema)
 
 
-def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
+def test_dictionary_columns_are_refused() -> None:
     """Dictionary columns are refused when they are read, because a small part could expand to gigabytes."""
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), ["x" * 1000])
     for column in (rows, pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), rows)):
@@ -202,7 +202,7 @@ def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
             part_codec.fit_columns(part, pa.schema([("k", kind)]))
 
 
-def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
+def test_offsets_beyond_the_end_of_a_part_are_refused() -> None:
     """A part with offsets beyond its end is refused even if its checksum is right."""
     data = part_codec.encode(pa.table({"k": ["aaaa", "bbbb", "cccc"]}))
     wrong = data.replace(struct.pack("<4i", 0, 4, 8, 12), struct.pack("<4i", 0, 1 << 30, 8, 12))
@@ -211,7 +211,7 @@ def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
         part_codec.decode(wrong, part_codec.checksum(wrong), "part")
 
 
-def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
+def test_names_that_are_not_utf8_are_refused_at_any_depth() -> None:
     """Names of columns and nested fields that are not UTF-8 are refused in parts and in schemas of records."""
     kind = pa.struct([("outer", pa.map_(pa.string(), pa.list_(pa.struct([("inner", pa.int8())]))))])
     table = pa.table({"column": pa.nulls(2, kind)})
@@ -224,14 +224,14 @@ def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
             schema_from_text(base64.b64encode(schema.replace(name, wrong)).decode())
 
 
-def test_a_schema_has_no_column_twice() -> None:
+def test_a_schema_with_a_duplicate_column_is_refused() -> None:
     """A schema with a duplicate column is refused, because columns are looked up by name."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
         schema_from_text(schema_to_text(pa.schema([("count", pa.int64()), ("n", pa.int8()), ("count", pa.int8())])))
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "", "log", "a\0b", "é", "x" * 65, "a..b"])
-def test_a_record_cannot_name_a_store_that_is_elsewhere(name: str) -> None:
+def test_a_record_whose_store_name_is_not_plain_is_refused(name: str) -> None:
     """A record with a store name that is not a plain name is refused, because object and folder names contain it."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(one_entry(name, Entry())), "log/0")
@@ -252,7 +252,7 @@ HEAD = Head(1, "1-" + "0" * 32)
         Entry(cut=Head(1, "/etc")),
     ],
 )
-def test_a_record_cannot_name_an_object_that_is_elsewhere(entry: Entry) -> None:
+def test_a_record_with_an_invalid_object_id_or_range_is_refused(entry: Entry) -> None:
     """A record with an attempt or snapshot id that is not a plain name, or with a negative range, is refused."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(one_entry("totals", entry)), "log/0")
@@ -263,7 +263,7 @@ def one_entry(store: str, entry: Entry) -> Record:
     return replace(PLAIN, entries={(store, 3): entry})
 
 
-def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
+def test_names_of_a_world_replace_only_a_number_placeholder() -> None:
     """Names of a world replace only a number placeholder, because Python's formats can read attributes and pad without
     limit.
     """
@@ -309,7 +309,7 @@ except CorruptStateError as error:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the addresses of a process, which needs Linux")
-def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
+def test_a_record_that_would_expand_to_gigabytes_is_refused() -> None:
     """Records of empty lists, wide characters or blanks are refused with 480 MiB more addresses, in both formats."""
     for number, body in enumerate(bodies_that_expand()):
         data = framed_body(body, 1 + number % 2)
@@ -326,7 +326,7 @@ def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
 
 
 @pytest.mark.long
-def test_the_largest_records_are_read_again() -> None:
+def test_the_largest_records_are_decoded_again() -> None:
     """Records of 32,768 key-groups, of two stores and with long chains, are decoded again."""
     chance = random.Random(3)
     heads = [Head(version, f"1-{chance.randrange(1 << 128):032x}") for version in range(20)]
@@ -345,7 +345,7 @@ def test_the_largest_records_are_read_again() -> None:
     assert decode(encode(idle), "log/0").owners == grouped
 
 
-def test_a_part_that_packs_too_well_is_not_packed() -> None:
+def test_a_part_that_compresses_too_well_is_written_unpacked() -> None:
     """A part that would unpack to more than 64 MiB and 255 times its bytes is written unpacked; old packed ones are
     read.
     """

@@ -49,7 +49,9 @@ def parsed(text: str, key: pa.Schema) -> list[object]:
         ("1.50", pa.schema([("d", pa.decimal128(9, 2))]), [Decimal("1.50")]),
     ],
 )
-def test_a_key_is_its_text_or_json(text: str, key: pa.Schema, expected: list[object]) -> None:
+def test_a_single_text_key_is_plain_text_and_other_keys_are_json(
+    text: str, key: pa.Schema, expected: list[object]
+) -> None:
     """The text of a single text column is the key itself; other keys are JSON by position or by column."""
     assert parsed(text, key) == expected
 
@@ -84,9 +86,9 @@ def test_a_key_that_does_not_fit_names_the_column_and_its_type(text: str, key: p
 
 
 @given(keys())
-def test_every_key_returns_from_its_text(columns: list[pa.Array]) -> None:
+def test_the_text_of_a_key_parses_to_the_same_key(columns: list[pa.Array]) -> None:
     """The text that is shown for a key parses to the same key."""
-    schema = pa.schema([(f"k{at}", column.type) for at, column in enumerate(columns)])
+    schema = pa.schema([(f"k{index}", column.type) for index, column in enumerate(columns)])
     table = pa.table(columns, schema=schema)
     shown = [json_of_array(column) for column in columns]
     for row in range(table.num_rows):
@@ -96,7 +98,7 @@ def test_every_key_returns_from_its_text(columns: list[pa.Array]) -> None:
 
 
 @given(st.data())
-def test_every_value_returns_from_its_json(data: st.DataObject) -> None:
+def test_values_of_every_type_are_equal_after_a_json_round_trip(data: st.DataObject) -> None:
     """Values of every type that state may hold, nested or not, are equal after a round trip through JSON."""
     kind, values = data.draw(nested({**LEAVES, **KEY_TYPES}))
     array = pa.array(data.draw(st.lists(st.one_of(st.none(), values), max_size=4)), kind)
@@ -109,7 +111,7 @@ def test_every_value_returns_from_its_json(data: st.DataObject) -> None:
     assert read.equals(sliced) or "nan" in repr(sliced.to_pylist())
 
 
-def test_text_that_is_not_utf8_is_bytes() -> None:
+def test_text_that_is_not_utf8_is_shown_as_base64() -> None:
     """Text that is not UTF-8 is shown as base64, which is converted back to the same bytes."""
     array = pa.array([b"\xff", b"a", None]).view(pa.string())
     shown = json_of_array(array)
@@ -117,7 +119,7 @@ def test_text_that_is_not_utf8_is_bytes() -> None:
     assert array_of_json(shown, pa.field("x", pa.string())).view(pa.binary()).to_pylist() == [b"\xff", b"a", None]
 
 
-def test_misfits_name_the_nested_field() -> None:
+def test_the_error_for_a_wrong_value_names_the_nested_field() -> None:
     """The error for a value that does not fit has the path of the nested field and does not repeat the value."""
     kind = pa.struct([("rows", pa.list_(pa.struct([("n", pa.int32())])))])
     with pytest.raises(Misfit, match=r"^x\.rows\.\w+\.n must be int32$") as error:

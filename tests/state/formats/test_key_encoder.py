@@ -32,7 +32,7 @@ from riffle_spark.state.formats.nested_keys import KeyEncoder
     ],
     ids=str,
 )
-def test_a_value_of_another_class_is_encoded_as_arrow_takes_it(kind: pa.DataType, value: object) -> None:
+def test_values_of_other_classes_are_encoded_as_arrow_converts_them(kind: pa.DataType, value: object) -> None:
     """Numbers of other classes, zeros, NaNs and times of other zones are encoded as Arrow converts them."""
     assert KeyEncoder([kind])((value,)) == encode_keys([pa.array([value], kind)])[0].as_py()
 
@@ -40,19 +40,19 @@ def test_a_value_of_another_class_is_encoded_as_arrow_takes_it(kind: pa.DataType
 @pytest.mark.parametrize(
     ("kind", "value"), [(pa.int8(), 128), (pa.int64(), 2**63), (pa.int64(), True), (pa.int64(), "1"), (pa.string(), 1)]
 )
-def test_a_value_that_arrow_does_not_take_is_refused(kind: pa.DataType, value: object) -> None:
+def test_a_value_that_arrow_cannot_convert_is_refused(kind: pa.DataType, value: object) -> None:
     """A value that Arrow would wrap around or cannot convert is refused."""
     with pytest.raises((pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)):
         KeyEncoder([kind])((value,))
 
 
-def test_a_key_of_another_number_of_columns_is_refused() -> None:
+def test_a_key_with_a_wrong_number_of_values_is_refused() -> None:
     """A key with another number of values than columns is refused."""
     with pytest.raises(ValueError, match="shorter"):
         KeyEncoder([pa.int64(), pa.int64()])((1,))
 
 
-def test_stored_keys_are_the_documented_bytes() -> None:
+def test_encoded_keys_have_the_documented_bytes() -> None:
     """Encoded keys have the bytes that the documentation shows."""
     columns = [pa.array([1, -1, None]), pa.array(["a\x00b", "", None]), pa.array([1.5, -1.5, None])]
     assert [key.hex(" ") for key in encode_keys(columns).to_pylist()] == [
@@ -62,7 +62,7 @@ def test_stored_keys_are_the_documented_bytes() -> None:
     ]
 
 
-def test_keys_of_wrong_types_are_refused() -> None:
+def test_a_list_column_is_refused_as_a_key() -> None:
     """A list column is refused as a key, because Spark must be able to group by the columns of a key."""
     with pytest.raises(ConfigError, match="RIFFLE-0119"):
         encode_keys([pa.array([[1]])])

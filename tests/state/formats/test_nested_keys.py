@@ -82,24 +82,24 @@ def as_tuples(value: object) -> object:
 
 
 @given(nested_keys())
-def test_nested_keys_compare_as_their_values_do(columns: list[pa.Array]) -> None:
+def test_encoded_nested_keys_compare_like_their_values(columns: list[pa.Array]) -> None:
     """Encoded keys compare exactly like their values, so different keys never have equal bytes."""
-    stored, wanted = encode_nested_keys(columns).to_pylist(), ranks(columns)
+    stored, expected = encode_nested_keys(columns).to_pylist(), ranks(columns)
     for left in range(len(stored)):
         for right in range(left):
-            assert (stored[left] < stored[right]) == (wanted[left] < wanted[right])
-            assert (stored[left] == stored[right]) == (wanted[left] == wanted[right])
+            assert (stored[left] < stored[right]) == (expected[left] < expected[right])
+            assert (stored[left] == stored[right]) == (expected[left] == expected[right])
 
 
 @given(nested_keys())
-def test_no_nested_key_begins_another(columns: list[pa.Array]) -> None:
+def test_no_nested_key_is_a_prefix_of_another(columns: list[pa.Array]) -> None:
     """The bytes of no key are a prefix of those of another key."""
     stored = sorted(set(encode_nested_keys(columns).to_pylist()))
     assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
 
 
 @given(nested_keys())
-def test_a_nested_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array]) -> None:
+def test_a_single_nested_key_is_encoded_like_its_column(columns: list[pa.Array]) -> None:
     """A single key has the same bytes as in its columns, with structs as tuples or as dictionaries."""
     encode = KeyEncoder([column.type for column in columns])
     rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
@@ -108,7 +108,7 @@ def test_a_nested_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array])
     assert [encode(tuple(map(as_tuples, row))) for row in rows] == stored
 
 
-def test_maps_are_put_in_the_order_of_their_keys() -> None:
+def test_maps_are_sorted_by_key_at_every_depth() -> None:
     """Entries of maps are sorted by key at every depth, and NULLs and other values stay unchanged."""
     of_maps = pa.map_(pa.string(), pa.int64())
     kind = pa.struct([("m", of_maps), ("l", pa.list_(of_maps)), ("n", pa.int64())])
@@ -128,7 +128,7 @@ def test_maps_are_put_in_the_order_of_their_keys() -> None:
     assert sort_map_entries(numbers) is numbers
 
 
-def test_nested_keys_are_the_documented_bytes() -> None:
+def test_encoded_nested_keys_have_the_documented_bytes() -> None:
     """A struct is a tag and its fields, an array a tag, 01 before each element and 00, and a map its sorted entries."""
     kind = pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))])
     keys = pa.array([(1, ["x", None]), (None, []), (2, None), None], kind)
@@ -152,7 +152,7 @@ AROUND = {
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int8(), 2), pa.time64("us"), pa.null()])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-def test_types_that_no_key_can_have_are_refused(
+def test_types_that_keys_cannot_have_are_refused_at_every_depth(
     kind: pa.DataType, around: Callable[[pa.DataType], pa.DataType]
 ) -> None:
     """Types that no key can have are refused at every depth."""

@@ -26,14 +26,14 @@ NO_DAY = pa.Array.from_buffers(pa.date64(), 1, [None, pa.py_buffer(b"\x01" + b"\
 def test_generated_values_are_sealed_and_read_again(tmp_path: Path) -> None:
     """Generated keys, values and order columns are sealed and read again, also after local copies are lost."""
     (tmp_path / "keys").write_text("a = AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n")
-    kept = keep(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
-    assert kept.findings == []
-    assert kept.examples == EXAMPLES
-    assert set(kept.by_variant) == set(VARIANTS)
+    result = keep(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
+    assert result.findings == []
+    assert result.examples == EXAMPLES
+    assert set(result.by_variant) == set(VARIANTS)
 
 
 @pytest.mark.parametrize("values", [LATIN, NO_DECIMAL, NO_TIME, NO_DAY], ids=["text", "decimal", "time", "day"])
-def test_a_part_holds_values_that_their_type_does_not_have(values: pa.Array) -> None:
+def test_a_part_keeps_the_bytes_of_invalid_values(values: pa.Array) -> None:
     """A part keeps the bytes of invalid values, alone and in structs, lists and maps."""
     with pytest.raises(pa.ArrowInvalid):
         values.validate(full=True)
@@ -43,11 +43,11 @@ def test_a_part_holds_values_that_their_type_does_not_have(values: pa.Array) -> 
     maps = pa.MapArray.from_arrays(pa.array(range(count + 1), pa.int32()), pa.array(range(count)), values)
     table = pa.table({"v": values, "s": struct, "l": lists, "m": maps})
     data = part_codec.encode(table)
-    found = part_codec.decode(data, part_codec.checksum(data), "part")
-    assert [raw_values(column) for column in found.columns] == [raw_values(column) for column in table.columns]
+    decoded = part_codec.decode(data, part_codec.checksum(data), "part")
+    assert [raw_values(column) for column in decoded.columns] == [raw_values(column) for column in table.columns]
 
 
-def test_offsets_are_checked_of_text_that_is_not() -> None:
+def test_offsets_of_text_are_checked_although_its_bytes_are_not() -> None:
     """Offsets, lengths and NULL counts of text are checked, although the text itself may be any bytes."""
     ends = pa.array([0, 9, 4], pa.int32()).buffers()[1]
     text = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"caf\xe9")])
@@ -64,7 +64,7 @@ def test_offsets_are_checked_of_text_that_is_not() -> None:
             part_codec.decode(data, part_codec.checksum(data), "part")
 
 
-def test_columns_without_a_type_stay_what_they_are() -> None:
+def test_a_null_type_column_is_read_only_as_a_null_type_column() -> None:
     """A column without a type can be read only as a column without a type."""
     void, number = (pa.schema([("v", kind)]) for kind in (pa.null(), pa.int64()))
     nested = pa.schema([("v", pa.struct([("n", pa.list_(pa.null()))]))])
@@ -74,21 +74,21 @@ def test_columns_without_a_type_stay_what_they_are() -> None:
     assert not can_become(number, void)
 
 
-def test_state_with_odd_values_goes_on_after_everything_local_is_lost() -> None:
+def test_state_with_odd_values_survives_the_loss_of_all_copies() -> None:
     """Text that is not UTF-8, NULL structs of NOT NULL fields and columns without a type survive the loss of all
     copies.
     """
     strict = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("t", pa.string(), nullable=False)])
     rows = pa.table({"k": LATIN, "v": pa.array([None, {"a": 1, "t": "x"}, None, None], strict), "n": pa.nulls(4)})
-    kept = pa.schema([*list(rows.schema)[1:], ("count", pa.int64())])
+    state_schema = pa.schema([*list(rows.schema)[1:], ("count", pa.int64())])
 
     def count(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         counts = state.column("count").to_pylist() or [0] * rows.num_rows
-        new = rows.append_column("count", pa.array([one + 1 for one in counts]))
+        new = rows.append_column("count", pa.array([number + 1 for number in counts]))
         return new, new
 
     operator = Stateful(
-        "odd", "k", arrow_function(count, state=kept, output=pa.schema([rows.schema.field("k"), *kept]))
+        "odd", "k", arrow_function(count, state=state_schema, output=pa.schema([rows.schema.field("k"), *state_schema]))
     )
     with Harness(operator, rows.schema, executors=1, key_groups=16) as query:
         for turn in (1, 2, 3):
@@ -117,7 +117,7 @@ def growing(values: pa.ChunkedArray) -> Harness:
 
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.struct([])], ids=str)
-def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.DataType) -> None:
+def test_a_batch_with_two_million_elements_without_bytes_is_refused(kind: pa.DataType) -> None:
     """A batch that stores two million elements without bytes is refused and commits nothing; one million is allowed."""
     rows = [{"k": 1}]
     with growing(pa.chunked_array([nothing_but_elements(1 << 21, kind)])) as query:
@@ -131,7 +131,7 @@ def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.
         assert query.table().num_rows == 1
 
 
-def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
+def test_a_column_with_more_than_2_31_elements_is_refused() -> None:
     """A column with more than 2**31 elements is refused with riffle's error, and nothing is committed."""
     values = pa.chunked_array([nothing_but_elements(1 << 30)] * 3)
     with growing(values) as query:
@@ -140,7 +140,7 @@ def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
         assert query.table().num_rows == 0
 
 
-def test_rows_are_shown_that_python_cannot_have() -> None:
+def test_undecodable_text_and_out_of_range_times_are_shown() -> None:
     """Undecodable text is shown as Spark's ``collect`` shows it, and times out of Python's range as their numbers."""
     late = pa.array([1 << 62], pa.int64()).view(pa.timestamp("us"))
     table = pa.table({"t": LATIN.slice(0, 1), "l": pa.array([["a"]]), "at": late, "b": pa.array([b"\xff"])})

@@ -121,7 +121,7 @@ def places_in(value: Any) -> list[tuple[Any, int]]:
 
 
 @given(RECORDS)
-def test_entries_are_read_as_each_by_itself(record: Record) -> None:
+def test_decoding_entries_together_equals_decoding_link_by_link(record: Record) -> None:
     """Decoded entries equal the original ones, with and without checks, and equal those decoded link by link."""
     columns = columns_of(dict(record.entries))
     assert checked_entries_from_json(columns) == entries_from_json(columns) == record.entries
@@ -129,7 +129,9 @@ def test_entries_are_read_as_each_by_itself(record: Record) -> None:
 
 
 @given(RECORDS, st.lists(st.tuples(st.integers(0, 1 << 20), ODD), min_size=1, max_size=8))
-def test_columns_are_refused_as_each_link_is(record: Record, damages: list[tuple[int, object]]) -> None:
+def test_odd_values_are_refused_as_when_decoding_link_by_link(
+    record: Record, damages: list[tuple[int, object]]
+) -> None:
     """An odd value in any position is refused exactly if decoding link by link refuses it."""
     columns = columns_of(dict(record.entries))
     for place, odd in damages:
@@ -142,7 +144,7 @@ def test_columns_are_refused_as_each_link_is(record: Record, damages: list[tuple
 
 
 @given(RECORDS, st.integers(0, 1 << 20))
-def test_short_columns_are_refused_as_each_link_is(record: Record, place: int) -> None:
+def test_missing_values_are_refused_as_when_decoding_link_by_link(record: Record, place: int) -> None:
     """A missing value in any position is refused exactly if decoding link by link refuses it."""
     columns = columns_of(dict(record.entries))
     places = places_in(columns)
@@ -153,7 +155,7 @@ def test_short_columns_are_refused_as_each_link_is(record: Record, place: int) -
 
 
 @given(RECORDS)
-def test_the_text_of_entries_is_compact_json(record: Record) -> None:
+def test_entries_are_encoded_as_compact_json(record: Record) -> None:
     """The text of entries is compact JSON exactly as ``json`` writes it, and decodes to the same entries."""
     written = entries_to_text(record.entries)
     columns = json.loads(written)
@@ -161,7 +163,7 @@ def test_the_text_of_entries_is_compact_json(record: Record) -> None:
     assert checked_entries_from_json(columns) == record.entries
 
 
-def test_equal_heads_of_another_type_are_found() -> None:
+def test_a_head_whose_version_is_a_float_is_refused() -> None:
     """A head whose version is a float is refused, although it equals the head with an integer."""
     columns = columns_of({("totals", 0): Entry(chain=(link(3), link(4)))})
     version, attempt = columns["heads"][0]

@@ -20,7 +20,7 @@ from tests.kit.state.faulty_store import Fault, FaultyStore
 from tests.kit.state.lagging_store import LaggingStore
 
 
-def test_an_empty_root_is_an_empty_log() -> None:
+def test_an_empty_root_opens_as_an_empty_log() -> None:
     """An empty root opens as an empty log without an error."""
     log = Log(MemoryStore(), ROOT)
     assert log.open() is None
@@ -28,7 +28,7 @@ def test_an_empty_root_is_an_empty_log() -> None:
     assert log.next_is_absent()
 
 
-def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None:
+def test_a_driver_lists_the_log_again_before_it_refuses_the_root() -> None:
     """A driver that finds objects but no record lists the log again before it refuses the root."""
     inner = MemoryStore()
 
@@ -42,7 +42,7 @@ def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None
 
 
 @pytest.mark.parametrize("went", [(60.0, 0.0), (0.0, -3600.0)])
-def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record_i3(went: tuple[float, float]) -> None:
+def test_a_driver_checks_its_own_record_if_a_clock_jumps_i3(went: tuple[float, float]) -> None:
     """If either clock jumps, a driver checks that its own record still exists, and so finds that others have taken
     over.
     """
@@ -50,9 +50,9 @@ def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
     log.open()
-    others = opened(store)
+    other = opened(store)
     for version in range(3, 30):
-        others.append(drafted(f"o{version}", version), others.manifest)
+        other.append(drafted(f"o{version}", version), other.manifest)
     store.delete([paths.record_name(sequence) for sequence in range(20)])
     assert log.next_is_absent(), "the number is free, and no time has passed"
     clocks.append((clocks[0][0] + went[0], clocks[0][1] + went[1]))
@@ -60,7 +60,7 @@ def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record
 
 
 @pytest.mark.parametrize(("oldest", "looks"), [(4, True), (20, False)])
-def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(oldest: int, looks: bool) -> None:
+def test_a_driver_whose_record_a_late_put_restored_is_fenced_i4(oldest: int, looks: bool) -> None:
     """A driver whose own record reappeared by a late put after a sweep is fenced and appends nothing."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
@@ -68,9 +68,9 @@ def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(olde
     log.open()
     mine = store.get(paths.record_name(2))
     assert mine is not None
-    others = opened(store)
+    other = opened(store)
     for version in range(3, 30):
-        others.append(drafted(f"o{version}", version), others.manifest)
+        other.append(drafted(f"o{version}", version), other.manifest)
     store.delete([paths.record_name(sequence) for sequence in range(oldest)])
     store.put_if_absent(paths.record_name(2), mine)
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
@@ -81,7 +81,7 @@ def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(olde
     assert not store.exists(paths.record_name(3)), "the record could be taken for the one before the oldest"
 
 
-def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:
+def test_a_returning_driver_does_not_delete_its_continued_record_i5() -> None:
     """A returning driver is fenced and does not delete its late record, because other drivers have continued from it
     (I5).
     """
@@ -93,8 +93,8 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     faulty.script(Fault("unavailable", "get", paths.LOG, times=None))
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         log.append(drafted("a", 3), log.manifest)
-    others = opened(store)
-    others.append(drafted("b", 4), others.manifest)
+    other = opened(store)
+    other.append(drafted("b", 4), other.manifest)
     store.delete([paths.record_name(sequence) for sequence in range(3)])
     faulty.heal()
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
@@ -103,7 +103,7 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     assert store.exists(paths.record_name(3)), "the oldest retained record was deleted"
 
 
-def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4() -> None:
+def test_an_append_found_committed_after_a_long_absence_is_fenced_i4() -> None:
     """A driver that finds its own append committed after a long absence is fenced if others have continued (I4)."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
@@ -114,9 +114,9 @@ def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         log.append(drafted("a", 3), log.manifest)
     faulty.heal()
-    others = opened(store)
+    other = opened(store)
     for version in range(4, 30):
-        others.append(drafted(f"o{version}", version), others.manifest)
+        other.append(drafted(f"o{version}", version), other.manifest)
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
     log.settle_append()
     store.delete([paths.record_name(sequence) for sequence in range(20)])
@@ -126,16 +126,16 @@ def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4
     assert not store.exists(paths.record_name(4))
 
 
-def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i4() -> None:
+def test_a_claim_whose_second_put_succeeds_is_fenced_i4() -> None:
     """A claim is fenced if its second put, which should be refused, succeeds because other drivers have swept the
     record.
     """
     inner = MemoryStore()
 
     def others_go_on(_: float) -> None:
-        others = opened(inner)
+        other = opened(inner)
         for version in range(3, 30):
-            others.append(drafted(f"o{version}", version), others.manifest)
+            other.append(drafted(f"o{version}", version), other.manifest)
         inner.delete([paths.record_name(sequence) for sequence in range(20)])
 
     late = FaultyStore(inner, [Fault("slow", "put", paths.LOG, skip=1)], sleep=others_go_on)
@@ -145,7 +145,7 @@ def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i
         log.append(replace(drafted("a", 2), kind="claim", epoch=2), log.manifest)
 
 
-def test_each_record_names_the_one_before_i3() -> None:
+def test_each_record_has_the_digest_of_the_previous_one_i3() -> None:
     """Record n + 1 holds the digest of record n, and the numbers have no gap (I3)."""
     store = MemoryStore()
     grown(store, 40)
@@ -156,7 +156,7 @@ def test_each_record_names_the_one_before_i3() -> None:
     assert previous == ["", *(digest(data) for data in datas[:-1])]
 
 
-def test_a_record_is_full_now_and_then_and_holds_changes_between() -> None:
+def test_every_64th_record_is_full_and_the_others_hold_changes() -> None:
     """Every 64th record is full, and the others hold the changes since their bases, of which there are at most six."""
     store = MemoryStore()
     log = grown(store, 2 * FULL_EVERY + 1)
@@ -185,7 +185,7 @@ def test_opening_a_log_reads_the_newest_record_and_its_bases(count: int, bases: 
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=3), min_size=1, max_size=40), st.data())
-def test_any_record_says_what_its_writer_knew(history: list[dict[int, int]], data: st.DataObject) -> None:
+def test_each_record_alone_gives_the_manifest_of_its_writer(history: list[dict[int, int]], data: st.DataObject) -> None:
     """Each record, read alone, gives the manifest that its writer had, over random changes and reopenings."""
     store = MemoryStore()
     log = opened(store)
@@ -206,7 +206,7 @@ def _rollback(version: int) -> Record:
     return replace(drafted(f"c{version}", version), kind="rollback", target=0)
 
 
-def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
+def test_an_append_without_an_answer_is_settled_by_reading_the_record() -> None:
     """An append whose put succeeded without an answer is settled by reading the record."""
     store = FaultyStore(MemoryStore(), [Fault("answer_lost", "put", paths.LOG)])
     log = opened(store)
@@ -215,7 +215,7 @@ def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
     assert [method for method, _ in store.calls] == ["list", "head", "list", "put", "put", "get", "put"]
 
 
-def test_a_record_of_ones_own_that_comes_back_damaged_is_nobody_elses() -> None:
+def test_a_driver_is_not_fenced_if_it_reads_its_own_record_corrupted() -> None:
     """A driver reads its own record again if the first read was corrupted, and is not fenced."""
     faults = [Fault("answer_lost", "put", paths.LOG), Fault("flipped", "get", paths.LOG)]
     log = opened(store := FaultyStore(MemoryStore(), faults))
@@ -224,7 +224,7 @@ def test_a_record_of_ones_own_that_comes_back_damaged_is_nobody_elses() -> None:
     assert Log(store, ROOT).open() == log.tail
 
 
-def test_a_lost_put_is_put_again() -> None:
+def test_a_lost_put_is_repeated() -> None:
     """A put whose request was lost is repeated with the same bytes."""
     store = FaultyStore(MemoryStore(), [Fault("request_lost", "put", paths.LOG, times=3)])
     log = opened(store)
@@ -233,7 +233,7 @@ def test_a_lost_put_is_put_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["answer_lost", "unavailable"])
-def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
+def test_an_append_stays_unclear_if_the_store_does_not_answer(kind: str) -> None:
     """After a limited number of tries the append raises and stays unclear, and settling commits the record once."""
     store = FaultyStore(MemoryStore())
     log = grown(store, 3)
@@ -250,7 +250,7 @@ def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
     assert opened(store).tail == log.tail
 
 
-def test_a_late_put_of_our_own_settles_as_ours() -> None:
+def test_a_late_put_is_accepted_when_the_append_is_settled() -> None:
     """A put that takes effect after all tries is found and accepted when the append is settled."""
     store = FaultyStore(MemoryStore(), [Fault("late", "put", paths.LOG), Fault("unavailable", "put", paths.LOG, 1, 9)])
     log = opened(store)
@@ -262,7 +262,7 @@ def test_a_late_put_of_our_own_settles_as_ours() -> None:
 
 
 @pytest.mark.parametrize("kind", ["claim", "rollback"])
-def test_a_record_that_nobody_could_read_again_is_not_put(kind: str) -> None:
+def test_an_undecodable_claim_or_rollback_record_is_not_put(kind: str) -> None:
     """A claim or rollback record is decoded before its put, because an unreadable newest record would lose the root."""
     store = MemoryStore()
     log = opened(store)
@@ -287,7 +287,7 @@ def test_a_second_driver_fences_the_first_i4() -> None:
     assert opened(store).tail == second.tail
 
 
-def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
+def test_an_unclear_append_is_fenced_if_another_driver_took_its_number() -> None:
     """Settling raises FencedError if another driver took the number of a lost put, and the append is settled then."""
     store = FaultyStore(MemoryStore())
     first, second = grown(store, 2), opened(store)
@@ -300,18 +300,18 @@ def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
     assert not first.is_unclear
 
 
-def test_a_number_that_another_took_between_two_tries_is_not_ours_i4() -> None:
+def test_a_repeated_put_that_finds_a_foreign_record_is_fenced_i4() -> None:
     """A repeated put that finds another driver's record is fenced."""
     inner = MemoryStore()
-    store = FaultyStore(inner, sleep=lambda _: others.append(second.append(drafted("second", 1), second.manifest)))
-    first, second, others = grown(store, 2), opened(inner), list[Record]()
+    store = FaultyStore(inner, sleep=lambda _: foreign.append(second.append(drafted("second", 1), second.manifest)))
+    first, second, foreign = grown(store, 2), opened(inner), list[Record]()
     store.script(Fault("request_lost", "put", paths.LOG), Fault("slow", "put", paths.LOG, skip=1))
     with pytest.raises(FencedError):
         first.append(drafted("first", 1), first.manifest)
-    assert opened(inner).tail == others[0]
+    assert opened(inner).tail == foreign[0]
 
 
-def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_log_that_grows_faster_than_its_lists_ends_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterating and opening a log stop with an error if records are appended faster than they are listed."""
     monkeypatch.setattr(log_file, "_UNLISTED_MAX", 4)
     store = LaggingStore(MemoryStore())
@@ -324,7 +324,7 @@ def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.Monkey
         opened(store)
 
 
-def test_what_records_list_is_told_for_scans() -> None:
+def test_a_scan_gets_all_objects_that_records_list() -> None:
     """A scan is given all objects that the records from a number on list: links of chains, snapshots and outputs."""
     store = MemoryStore()
     log = grown(store, 40)
@@ -342,7 +342,7 @@ def test_what_records_list_is_told_for_scans() -> None:
     assert output.object in all_listed([replace(records[39], outputs=(("seen", output),))], 0)
 
 
-def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_from_there() -> None:
+def test_a_record_with_a_far_number_is_refused_without_enumeration() -> None:
     """A record with a number far beyond the others is refused before the numbers between are enumerated."""
     store = MemoryStore()
     tail = grown(store, 3).tail
@@ -355,7 +355,7 @@ def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_fr
 
 
 @pytest.mark.timeout(60)
-def test_a_rollback_does_not_pass_over_a_record_far_beyond_all_others() -> None:
+def test_a_rollback_is_refused_if_a_record_has_a_far_number() -> None:
     """A rollback is refused if a record has a number far beyond the others."""
     store = MemoryStore()
     grown(store, 3)

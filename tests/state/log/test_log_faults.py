@@ -32,7 +32,7 @@ def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes])
     store.put_if_absent(name, change(data))
 
 
-def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
+def test_a_gap_in_the_log_is_refused_with_a_remedy() -> None:
     """A gap between the full record and the newest is refused, and the remedy names the batch of the newest record."""
     store = MemoryStore()
     grown(store, 6)
@@ -46,7 +46,7 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     assert command[command.index("--to") + 1] == str(newest.version), "the remedy names the newest intact batch"
 
 
-def test_a_lost_base_of_the_newest_record_needs_an_earlier_target() -> None:
+def test_the_remedy_for_a_lost_base_does_not_name_the_newest_batch() -> None:
     """If a base of the newest record is lost, the remedy does not name its batch, because the record cannot be read."""
     store = MemoryStore()
     grown(store, 6)
@@ -60,7 +60,7 @@ def test_a_lost_base_of_the_newest_record_needs_an_earlier_target() -> None:
     assert newest.version == 2
 
 
-def test_what_lies_among_the_records_is_named() -> None:
+def test_an_unknown_object_below_the_log_is_named() -> None:
     """An unknown object below log/ is named, and a root with other objects only is called foreign."""
     store = MemoryStore()
     grown(store, 2)
@@ -73,7 +73,7 @@ def test_what_lies_among_the_records_is_named() -> None:
         opened(empty)
 
 
-def test_a_rollback_passes_over_no_record_that_was_damaged_on_its_way_only() -> None:
+def test_a_rollback_never_skips_a_record_corrupted_in_transit() -> None:
     """A rollback that reads a record corrupted in transit raises an error or opens the intact log, and never skips a
     record.
     """
@@ -106,7 +106,7 @@ def test_a_rollback_passes_over_no_record_that_was_damaged_on_its_way_only() -> 
     assert refused == [1, 2, 3, 4], "only the newest record and its full record are read, twice each"
 
 
-def test_a_lost_full_record_is_named() -> None:
+def test_the_error_names_a_lost_full_record() -> None:
     """The error names the lost full record that the newest record needs."""
     store = MemoryStore()
     grown(store, 20)
@@ -117,7 +117,7 @@ def test_a_lost_full_record_is_named() -> None:
 
 
 @pytest.mark.parametrize(("gone", "broken"), [(17, False), (20, True), (22, False)])
-def test_a_log_that_goes_on_while_it_is_read_is_no_damage(gone: int, *, broken: bool) -> None:
+def test_a_reader_overtaken_by_the_log_gets_no_error_about_damage(gone: int, *, broken: bool) -> None:
     """A reader that is overtaken by new records and a sweep gets an UnavailableError, not an error about damage."""
 
     class Slow(MemoryStore):
@@ -139,7 +139,7 @@ def test_a_log_that_goes_on_while_it_is_read_is_no_damage(gone: int, *, broken: 
         Log(store, ROOT).open(broken=broken)
 
 
-def test_old_records_may_go() -> None:
+def test_a_log_without_its_oldest_records_opens() -> None:
     """A log without its oldest records, which retention has removed, opens normally."""
     store = MemoryStore()
     log = grown(store, 20)
@@ -153,7 +153,7 @@ def test_old_records_may_go() -> None:
     ("sequence", "change"),
     [(16, lambda b: b[: len(b) // 2]), (19, lambda b: b[:-1] + bytes([b[-1] ^ 1])), (16, lambda _: b"")],
 )
-def test_a_damaged_record_is_named(sequence: int, change: Callable[[bytes], bytes]) -> None:
+def test_the_error_names_a_damaged_record(sequence: int, change: Callable[[bytes], bytes]) -> None:
     """A truncated, changed or empty newest or full record is named as damaged."""
     store = MemoryStore()
     grown(store, 20)
@@ -165,7 +165,7 @@ def test_a_damaged_record_is_named(sequence: int, change: Callable[[bytes], byte
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("sequence", [16, 18, 19])
-def test_a_record_that_is_damaged_on_its_way_is_fetched_again(sequence: int, kind: str) -> None:
+def test_a_record_corrupted_in_transit_is_fetched_again(sequence: int, kind: str) -> None:
     """A record that is corrupted in transit is fetched again, and the log opens."""
     store = FaultyStore(MemoryStore())
     log = grown(store, 20)
@@ -178,7 +178,7 @@ def test_a_record_that_is_damaged_on_its_way_is_fetched_again(sequence: int, kin
 
 
 @pytest.mark.parametrize("name", ["log/readme", "photos/1"])
-def test_a_root_that_is_not_ours_is_refused(name: str) -> None:
+def test_a_root_with_objects_but_without_a_log_is_refused(name: str) -> None:
     """A root with objects but without a riffle log is refused."""
     store = MemoryStore()
     store.put_if_absent(name, b"mine")

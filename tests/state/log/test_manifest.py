@@ -19,7 +19,7 @@ def snapshot_at(link: Link, number: int = 0) -> Snapshot:
     return Snapshot(paths.snapshot_id(link.head.version, attempt(number, 3)), link.head, 100, 1, 2)
 
 
-def test_the_head_is_the_last_link_else_the_snapshot_else_nothing() -> None:
+def test_the_head_of_an_entry_is_that_of_its_last_link_or_snapshot() -> None:
     """The head of an entry is that of its last link, or else of its snapshot, or else empty."""
     snapped = Entry(snapshot_at(link(4)))
     assert EMPTY.head == EMPTY_HEAD
@@ -30,7 +30,7 @@ def test_the_head_is_the_last_link_else_the_snapshot_else_nothing() -> None:
 
 
 @given(VERSIONS, st.data())
-def test_what_leads_from_a_head_is_the_rest_of_the_chain(versions: list[int], data: st.DataObject) -> None:
+def test_the_links_after_a_known_head_are_the_rest_of_the_chain(versions: list[int], data: st.DataObject) -> None:
     """The links after a known head are the rest of the chain; after an unknown head there is no answer."""
     whole = entry(*versions)
     place = data.draw(st.integers(0, len(versions) - 1))
@@ -53,7 +53,7 @@ def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data:
 
 
 @given(VERSIONS, st.data())
-def test_counted_sizes_of_chains_are_those_of_their_links(versions: list[int], data: st.DataObject) -> None:
+def test_sizes_of_a_chain_are_the_sums_over_its_links(versions: list[int], data: st.DataObject) -> None:
     """The rows and bytes of a chain are the sums over its links, whether the chain was counted, extended or cut."""
     grown = EMPTY
     for number, version in enumerate(versions):
@@ -70,23 +70,23 @@ def test_counted_sizes_of_chains_are_those_of_their_links(versions: list[int], d
 
 
 @given(VERSIONS, st.data())
-def test_changed_links_are_the_difference_of_two_chains(versions: list[int], data: st.DataObject) -> None:
+def test_the_changed_links_are_the_difference_of_two_entries(versions: list[int], data: st.DataObject) -> None:
     """Successive entries differ exactly by the links that a snapshot replaced and by those that were added."""
     before = entry(*versions)
     after = before
     if data.draw(st.booleans()):
         after = before.replace_by_snapshot(snapshot_at(data.draw(st.sampled_from(before.chain)))) or before
-    kept = after.chain
+    remaining = after.chain
     added = tuple(link(32 + number) for number in range(data.draw(st.integers(0, 2))))
     for new_link in added:
         after = after.add_link(new_link)
-    replaced = before.chain[: len(before.chain) - len(kept)]
+    replaced = before.chain[: len(before.chain) - len(remaining)]
     assert after.changed_links(before) == (replaced, added)
     other = Entry(chain=(before.chain[-1], link(40), *before.chain[:-1]))
     assert other.changed_links(before) == ((), (link(40),))
 
 
-def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
+def test_the_changes_since_an_earlier_entry_restore_the_entry() -> None:
     """The changes of an entry since an earlier one restore the entry, also if the earlier one was only a snapshot."""
     before = Entry(snapshot_at(link(4)))
     longer = before.add_link(link(5), timer_ms=7).add_link(link(6), timer_ms=8)
@@ -98,7 +98,7 @@ def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
 
 
 @given(VERSIONS)
-def test_a_snapshot_whose_head_is_no_link_is_refused(versions: list[int]) -> None:
+def test_a_snapshot_whose_head_is_not_in_the_chain_is_refused(versions: list[int]) -> None:
     """A snapshot is refused if its head is of another attempt, not in the chain, or already that of a snapshot."""
     before = Entry(snapshot_at(link(0))).add_link(link(versions[-1] + 1))
     assert before.replace_by_snapshot(snapshot_at(link(versions[-1] + 1, 5))) is None
@@ -107,7 +107,7 @@ def test_a_snapshot_whose_head_is_no_link_is_refused(versions: list[int]) -> Non
     assert EMPTY.replace_by_snapshot(snapshot_at(link(0))) is None
 
 
-def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
+def test_a_snapshot_older_than_the_listed_one_is_refused() -> None:
     """Of two snapshots at different heads the newer one stays, in whatever order they arrive."""
     whole = entry(1, 2, 3)
     newer = whole.replace_by_snapshot(snapshot_at(whole.chain[1]))
@@ -119,7 +119,7 @@ def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
 
 
 @given(st.lists(st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), VERSIONS), max_size=5))
-def test_stores_are_measured_from_the_changes(steps: list[dict[tuple[str, int], list[int]]]) -> None:
+def test_sizes_of_stores_updated_with_changes_equal_a_full_read(steps: list[dict[tuple[str, int], list[int]]]) -> None:
     """Sizes of stores that are updated with changes equal those of a manifest that reads all entries."""
     measured = Manifest()
     measured.measure_stores()

@@ -182,7 +182,7 @@ ACTS = st.lists(
 
 @settings(max_examples=200)
 @given(ACTS)
-def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, int, Changes]]) -> None:
+def test_links_lead_from_any_head_on_the_chain_to_the_newest_state(acts: list[tuple[str, int, int, Changes]]) -> None:
     """After random batches, merges, snapshots, claims, rollbacks and restored backups, links lead from the head of a
     copy to the newest state, or the head is not on the chain. Some batches write the whole state.
     """
@@ -225,14 +225,14 @@ def test_a_copy_between_merged_links_applies_the_merged_delta() -> None:
     assert entry.links_after(chain[0].head) == (merged, chain[4])
 
 
-def test_a_copy_from_before_the_whole_state_starts_again() -> None:
+def test_a_copy_older_than_a_merged_whole_state_is_restored() -> None:
     """A copy that is older than a merged delta with the whole state is restored, because the delta has no deletions."""
     entry = Entry(chain=(merged_link(link(5).head, 9),))
     assert entry.links_after(link(3).head) is None
     assert entry.links_after(EMPTY_HEAD) == entry.chain
 
 
-def test_a_copy_of_a_lost_claim_is_not_between_merged_links_of_the_same_epoch() -> None:
+def test_a_copy_of_a_lost_claim_of_the_same_epoch_is_not_on_the_chain() -> None:
     """A copy whose claim was lost when the root was restored from a backup is not on the chain, although a new claim
     has the same epoch. Copies of earlier versions, whose attempts have only random digits, are not on it either.
     """
@@ -248,7 +248,7 @@ def test_a_copy_of_a_lost_claim_is_not_between_merged_links_of_the_same_epoch() 
     assert entry.links_after(lost[0]) is None
 
 
-def test_a_merged_delta_replaces_only_links_of_the_chain() -> None:
+def test_a_merged_delta_whose_ends_are_not_in_the_chain_is_refused() -> None:
     """A merged delta is refused if a snapshot or another merge has removed its first or last head from the chain."""
     chain = tuple(link(version) for version in range(6))
     whole = Entry(chain=chain)
@@ -279,7 +279,7 @@ def merged_log(store: MemoryStore, batches: int) -> Log:
     return log
 
 
-def test_records_with_merged_deltas_are_read_again() -> None:
+def test_records_with_merged_deltas_can_be_read() -> None:
     """Each record with merged deltas can be read, and lists fewer links than the whole chain."""
     store = MemoryStore()
     log = merged_log(store, 40)

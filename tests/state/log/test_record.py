@@ -23,14 +23,14 @@ from tests.kit.state.drawn_records import LINKS, PLAIN, RECORDS, link
 
 
 @given(RECORDS)
-def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+def test_a_decoded_record_equals_the_encoded_one(record: Record) -> None:
     """A decoded record equals the encoded one in every field, and equal records have equal bytes."""
     assert decode(encode(record), "log/0") == record
     assert encode(decode(encode(record), "log/0")) == encode(record)
 
 
 @given(RECORDS, st.data())
-def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObject) -> None:
+def test_a_flipped_bit_is_damage_or_changes_nothing(record: Record, data: st.DataObject) -> None:
     """A flipped bit is reported as damage or leaves the decoded record unchanged."""
     good = encode(record)
     place = data.draw(st.integers(0, len(good) - 1))
@@ -40,18 +40,18 @@ def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObje
 
 
 @given(st.binary(max_size=200))
-def test_foreign_bytes_are_no_record(data: bytes) -> None:
+def test_foreign_bytes_are_refused_as_a_record(data: bytes) -> None:
     """Bytes that riffle did not write are refused."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0415"):
         decode(data, "log/0")
 
 
-def packed(body: object, found: int = 2, **header: object) -> bytes:
+def packed(body: object, version: int = 2, **header: object) -> bytes:
     """Return the bytes of a record with any body. Checksum and length are right unless ``header`` changes them."""
     plain = body if isinstance(body, bytes) else json.dumps(body).encode()
     data = pa.compress(plain, codec="zstd", asbytes=True)
-    header_fields = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
-    header_fields |= {"length": len(plain)} if found > 1 else {}
+    header_fields = {"magic": "riffle-log", "format": version, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
+    header_fields |= {"length": len(plain)} if version > 1 else {}
     return json.dumps({**header_fields, **header}).encode() + b"\n" + data
 
 
@@ -63,11 +63,11 @@ def body_of(record: Record) -> dict[str, object]:
     return body
 
 
-@pytest.mark.parametrize(("body", "found"), [(b"{}", 1), (b"[]", 2), (b'{"entries": 1}', 2), (b"\xff\xff", 1)])
-def test_a_body_that_is_no_record_is_damage(body: bytes, found: int) -> None:
+@pytest.mark.parametrize(("body", "version"), [(b"{}", 1), (b"[]", 2), (b'{"entries": 1}', 2), (b"\xff\xff", 1)])
+def test_a_wrong_body_with_a_valid_checksum_is_damage(body: bytes, version: int) -> None:
     """A wrong body with a valid checksum raises only CorruptStateError."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
-        decode(packed(body, found), "log/0")
+        decode(packed(body, version), "log/0")
 
 
 SAVEPOINT = RecordedSavepoint("release", f"{7:020d}-1-{7:032x}", 3, 7, 1, 2, "ann@laptop")
@@ -76,7 +76,7 @@ WRONG = [True, 1, 1.5, "x", None, [1], [[1]], {"x": 1}, {"x": [1, "y"]}, {"x": {
 
 
 @pytest.mark.parametrize("name", sorted(field.name for field in fields(Record)))
-def test_a_field_of_another_type_is_damage_or_what_it_says(name: str) -> None:
+def test_a_wrong_value_in_a_field_is_damage_or_kept_unchanged(name: str) -> None:
     """A wrong value in any field raises CorruptStateError, or is encoded again unchanged."""
     body, refused = body_of(PLAIN), 0
     for wrong in WRONG:
@@ -109,7 +109,7 @@ def test_a_record_of_format_1_is_read() -> None:
     ],
     ids=str,
 )
-def test_savepoints_that_cannot_be_are_damage(changes: dict[str, Any]) -> None:
+def test_a_savepoint_with_an_invalid_name_id_or_number_is_refused(changes: dict[str, Any]) -> None:
     """A savepoint with an invalid name, id or number is refused, because its id becomes an object name."""
     body = {**body_of(PLAIN), "savepoints": [replace(SAVEPOINT, **changes).to_json()]}
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
@@ -127,14 +127,14 @@ def test_savepoints_that_cannot_be_are_damage(changes: dict[str, Any]) -> None:
         [1, "owner", "", "m1", "r", "g", ["x"]],
     ],
 )
-def test_damaged_moves_are_refused(row: list[object]) -> None:
+def test_a_record_with_damaged_moves_is_refused(row: list[object]) -> None:
     """A record is refused if a row of its moves has another form or an invalid task."""
     body = {**body_of(PLAIN), "moves": [row]}
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(packed(body, 6), "log/0")
 
 
-def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
+def test_a_record_too_large_to_be_read_is_not_written() -> None:
     """A record that would take too much memory when it is read is not written; one of half the size is."""
     lists: list[object] = [[]] * (1 << 21)
     with pytest.raises(ConfigError, match="RIFFLE-0414"):
@@ -143,7 +143,7 @@ def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
     assert decode(encode(half), "log/0") == half
 
 
-def test_chains_that_repeat_are_written_and_read() -> None:
+def test_a_record_with_repetitive_chains_is_written_and_read() -> None:
     """A record with repetitive chains of 90 MB, which are compressed by a factor of 600, is written and read."""
     heads = [Head(version, f"1-{version:032x}") for version in range(16)]
     chain = tuple(link_in_block(head, 0, 7, 1, Block(900_000, 16_384)) for head in heads)
@@ -154,7 +154,7 @@ def test_chains_that_repeat_are_written_and_read() -> None:
     assert decode(encode(record), "log/0").entries == entries
 
 
-def test_an_unknown_field_or_kind_is_named() -> None:
+def test_the_error_names_an_unknown_field_kind_or_column() -> None:
     """A record with an unknown field, kind or column is refused instead of losing it silently."""
     body = body_of(PLAIN)
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
@@ -166,19 +166,19 @@ def test_an_unknown_field_or_kind_is_named() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 1 << 40, "7"])
-def test_a_wrong_length_is_damage_before_anything_is_unpacked(length: object) -> None:
+def test_a_wrong_length_is_refused_before_the_body_is_unpacked(length: object) -> None:
     """A wrong length is refused before the body is unpacked, because the header bounds the memory of the body."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(packed(body_of(PLAIN), length=length), "log/0")
 
 
-def test_a_header_of_nested_lists_is_no_record() -> None:
+def test_a_header_of_deeply_nested_lists_is_refused() -> None:
     """A header of deeply nested lists is refused without a crash."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0415"):
         decode(b"[" * 200_000, "log/0")
 
 
-def test_a_newer_format_is_named_with_the_remedy() -> None:
+def test_a_newer_format_is_refused_with_the_version_that_reads_it() -> None:
     """A record of a newer format is refused with the version that reads it."""
     newer = encode(PLAIN).replace(b'"format":10', b'"format":11', 1)
     with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
@@ -198,7 +198,7 @@ SEVENTH = replace(PLAIN, sequence=7, full=7, promised=7, target=7)
         replace(SEVENTH, written_ms=1 << 63),
     ],
 )
-def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: Record) -> None:
+def test_a_record_refers_only_to_earlier_records_and_a_near_full_one(wrong: Record) -> None:
     """A record may refer only to earlier records, and its full record must be near, because readers enumerate the
     numbers between.
     """
@@ -208,7 +208,7 @@ def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: R
 
 
 @pytest.mark.parametrize("name", ["", "01", "²", "heavy/", "query/3", "3\n"])
-def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
+def test_a_record_with_an_invalid_key_group_name_is_refused(name: str) -> None:
     """A record with an invalid name of a key-group is refused, because the next driver would fail after its claim."""
     well = replace(PLAIN, owners={"3": "m", "heavy/3": "m"}, weights={"assigned": {"0": 1}})
     assert decode(encode(well), paths.record_name(0)) == well
@@ -221,7 +221,7 @@ def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
             decode(encode(wrong), paths.record_name(0))
 
 
-def test_no_range_of_a_record_leads_beyond_what_a_file_can_have() -> None:
+def test_a_record_with_a_byte_range_beyond_2_63_is_refused() -> None:
     """A record with a byte range beyond 2**63 is refused, because no file has such an offset."""
     for far in (link(1, start=1 << 63), link(1, length=1 << 63), link(1 << 63), link(1, start=1 << 62, length=1 << 62)):
         with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
@@ -235,12 +235,12 @@ def test_a_record_under_another_number_is_refused() -> None:
 
 
 @given(RECORDS, st.lists(LINKS, max_size=3))
-def test_changed_entries_are_those_that_end_with_the_link_of_the_batch(record: Record, links: list[Link]) -> None:
+def test_changed_entries_are_those_whose_last_link_is_of_the_batch(record: Record, links: list[Link]) -> None:
     """Reading only changed entries returns those whose last link is of this batch, with that link alone."""
     own = [Link(Head(record.version, f"{record.epoch}-{7:032x}"), *link[1:]) for link in links]
     changed = {("totals", number): Entry(None, (*own[:number], link)) for number, link in enumerate(own)}
-    others = {address: entry for address, entry in record.entries.items() if entry.chain and address not in changed}
-    written = replace(record, entries={**others, **changed})
+    unchanged = {address: entry for address, entry in record.entries.items() if entry.chain and address not in changed}
+    written = replace(record, entries={**unchanged, **changed})
     read = decode(encode(written), "r", changed_only=True)
     is_own = {
         address: entry

@@ -104,7 +104,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_fork_makes_its_own_connections(cloud: Cloud, scripted: ScriptedServer) -> None:
+def test_a_forked_process_opens_its_own_connection(cloud: Cloud, scripted: ScriptedServer) -> None:
     """A forked process opens its own connection and leaves the parent's connection alone."""
     put_beside_fork(scripted.store(Answer(200), root=cloud.root))
     first, second, of_child, last = scripted.ports
@@ -112,7 +112,7 @@ def test_a_fork_makes_its_own_connections(cloud: Cloud, scripted: ScriptedServer
     assert of_child != first
 
 
-def test_a_silent_server_is_given_up(cloud: Cloud, scripted: ScriptedServer) -> None:
+def test_a_server_that_does_not_answer_raises_unavailable_error(cloud: Cloud, scripted: ScriptedServer) -> None:
     """A server that does not answer in time raises UnavailableError."""
     store = scripted.store(Answer(200, silent_seconds=1), root=cloud.root, attempts=1)
     assert isinstance(error_of(lambda: store.get("log/1")), UnavailableError)
@@ -130,18 +130,22 @@ class TestPuts:
         assert [request.body for request in scripted.seen] == [b"abc", b"abc"]
         assert store.requests["put"] == 2
 
-    def test_a_taken_name_is_no_error(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_a_put_of_an_existing_name_returns_false(self, cloud: Cloud, scripted: ScriptedServer) -> None:
         """A put returns False if the name exists, and sends one request."""
         assert not scripted.store(cloud.taken, root=cloud.root).put_if_absent("log/1", b"abc")
         assert len(scripted.requests) == 1
 
-    def test_a_repeated_put_may_meet_its_own_bytes(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_a_repeated_put_that_finds_the_name_taken_returns_false(
+        self, cloud: Cloud, scripted: ScriptedServer
+    ) -> None:
         """A put returns False if its first answer was lost and its second request finds the name taken."""
         store = scripted.store(Answer(500), cloud.taken, Answer(200, b"abc"), root=cloud.root)
         assert not store.put_if_absent("log/1", b"abc")
         assert store.get("log/1") == b"abc"
 
-    def test_a_lost_answer_and_then_a_refusal_leave_it_open(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_a_put_refused_after_a_lost_answer_raises_unavailable_error(
+        self, cloud: Cloud, scripted: ScriptedServer
+    ) -> None:
         """A put whose first answer was lost and whose second was a refusal raises UnavailableError, because the object
         may exist.
         """
@@ -150,7 +154,7 @@ class TestPuts:
         assert isinstance(error, UnavailableError)
         assert error.id == "RIFFLE-0443"
 
-    def test_a_refusal_at_once_is_clear(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_a_put_refused_at_once_raises_refused_error(self, cloud: Cloud, scripted: ScriptedServer) -> None:
         """A put that is refused at once raises RefusedError, after one more request with credentials that are read
         again.
         """
@@ -158,7 +162,9 @@ class TestPuts:
         assert isinstance(error_of(lambda: store.put_if_absent("log/1", b"abc")), RefusedError)
         assert len(scripted.requests) == 2, "a refused request is sent once more with credentials that are read again"
 
-    def test_a_success_whose_body_breaks_is_a_success(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_a_put_succeeds_although_the_body_of_its_answer_is_cut_off(
+        self, http_cloud: Cloud, scripted: ScriptedServer
+    ) -> None:
         """A put with a success status succeeds, although the body of the answer is cut off."""
         assert scripted.store(Answer(200, b"{", broken=True), root=http_cloud.root).put_if_absent("log/1", b"abc")
 
@@ -213,12 +219,14 @@ class TestReads:
         assert scripted.store(Answer(416), root=cloud.root).get("log/1", 9) == b""
 
     @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"items": [3]}', b'{"items": [{"name": "elsewhere"}]}'])
-    def test_a_list_that_is_none_is_refused(self, http_cloud: Cloud, scripted: ScriptedServer, body: bytes) -> None:
+    def test_a_list_answer_without_a_valid_list_is_refused(
+        self, http_cloud: Cloud, scripted: ScriptedServer, body: bytes
+    ) -> None:
         """A list answer without a valid list raises an error, because a proxy or another service has answered."""
         store = scripted.store(Answer(200, body), root=http_cloud.root)
         assert error_of(lambda: store.list("log/")).id == "RIFFLE-1063"
 
-    def test_a_list_that_breaks_is_requested_again(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_a_list_whose_page_is_cut_off_is_requested_again(self, cloud: Cloud, scripted: ScriptedServer) -> None:
         """A list whose page is cut off is requested again."""
         broken = Answer(200, cloud.empty_page, broken=True)
         assert scripted.store(broken, Answer(200, cloud.empty_page), root=cloud.root).list("log/") == []
@@ -230,19 +238,25 @@ class TestErrors:
     """Retries and the texts of errors."""
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-    def test_a_failure_that_passes_is_not_seen(self, cloud: Cloud, scripted: ScriptedServer, status: int) -> None:
+    def test_a_request_with_a_transient_failure_is_repeated(
+        self, cloud: Cloud, scripted: ScriptedServer, status: int
+    ) -> None:
         """A request with a transient failure is repeated once and succeeds."""
         assert scripted.store(Answer(status), Answer(200, b"abc"), root=cloud.root).get("log/1") == b"abc"
 
     @pytest.mark.parametrize("trouble", [Answer(503), Answer(200, b"ab", broken=True, headers={"Connection": "close"})])
-    def test_patience_outlasts_attempts(self, cloud: Cloud, scripted: ScriptedServer, trouble: Answer) -> None:
+    def test_an_outage_shorter_than_s3_patience_raises_no_error(
+        self, cloud: Cloud, scripted: ScriptedServer, trouble: Answer
+    ) -> None:
         """An outage that is longer than the attempts but shorter than `s3_patience` raises no error."""
         store = scripted.store(*[trouble] * 7, Answer(200, b"abc"), root=cloud.root, patience_seconds=60)
         assert store.get("log/1") == b"abc"
         assert store.requests["get"] == len(scripted.requests) == 8
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_a_failure_that_stays_is_named(self, cloud: Cloud, scripted: ScriptedServer, call: str) -> None:
+    def test_a_lasting_failure_names_the_endpoint_and_the_attempts(
+        self, cloud: Cloud, scripted: ScriptedServer, call: str
+    ) -> None:
         """A lasting failure raises an error with the endpoint and the attempts, and all requests are counted."""
         store = scripted.store(Answer(500), root=cloud.root)
         error = error_of(lambda: CALLS[call](store))
@@ -255,19 +269,23 @@ class TestErrors:
         assert len(scripted.requests) == sum(store.requests.values())
 
     @pytest.mark.parametrize("call", ["put", "get", "list"])
-    def test_a_missing_bucket_is_named(self, cloud: Cloud, scripted: ScriptedServer, call: str) -> None:
+    def test_a_missing_bucket_raises_an_error_of_its_own(
+        self, cloud: Cloud, scripted: ScriptedServer, call: str
+    ) -> None:
         """A missing bucket raises an error of its own instead of counting as an absent object."""
         store = scripted.store(cloud.no_bucket, root=cloud.root)
         assert error_of(lambda: CALLS[call](store)).id in {"RIFFLE-1070", "RIFFLE-1085", "RIFFLE-0488"}
 
-    def test_an_absent_object_is_no_error(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_calls_on_an_absent_object_raise_no_error(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
         """Reads, existence checks and deletes of an absent object raise no error."""
         store = scripted.store(Answer(404), root=http_cloud.root)
         assert store.get("log/1") is None
         assert not store.exists("log/1")
         store.delete(["log/1", "log/2"])
 
-    def test_one_refused_delete_of_many_is_raised(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
+    def test_one_refused_delete_among_many_raises_refused_error(
+        self, http_cloud: Cloud, scripted: ScriptedServer
+    ) -> None:
         """One refused delete among many raises RefusedError."""
         denied = http_cloud.refusal(403, "forbidden")
         scripted.respond = lambda request: denied if request.path.split("?")[0].endswith("7") else Answer(204)
@@ -276,7 +294,7 @@ class TestErrors:
             store.delete([f"log/{number}" for number in range(20)])
 
     @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://", f"http://me:{PLANTED}@127.0.0.1:1"])
-    def test_an_endpoint_that_is_no_url_is_refused(self, cloud: Cloud, endpoint: str) -> None:
+    def test_an_endpoint_that_is_not_a_url_is_refused(self, cloud: Cloud, endpoint: str) -> None:
         """An endpoint that is not a URL is refused before a request, and the error does not contain its password."""
         options = StoreOptions(
             s3=S3Options(endpoint=endpoint),
@@ -291,12 +309,14 @@ class TestErrors:
         assert PLANTED not in "".join(traceback.format_exception(error))
 
     @pytest.mark.parametrize("status", [401, 403])
-    def test_credentials_are_read_again_once(self, cloud: Cloud, scripted: ScriptedServer, status: int) -> None:
+    def test_a_refused_request_reads_the_credentials_again_once(
+        self, cloud: Cloud, scripted: ScriptedServer, status: int
+    ) -> None:
         """A refused request reads the credentials again once, so that rotated credentials cause no error."""
         refused = cloud.refusal(status, "AuthenticationFailed")
         assert scripted.store(refused, Answer(200, b"abc"), root=cloud.root).get("log/1") == b"abc"
 
-    def test_a_refusal_of_credentials_repeats_none(
+    def test_credentials_that_a_server_quotes_are_not_repeated(
         self, http_cloud: Cloud, scripted: ScriptedServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Neither the error nor the log repeats credentials that a server quotes."""
@@ -317,7 +337,7 @@ class TestAzureCredentials:
             monkeypatch.delenv(name)
         monkeypatch.setattr("riffle_spark.state.objects.http_store._CLIENTS", {})
 
-    def test_a_signature_is_in_each_url_and_in_no_error(
+    def test_the_sas_token_is_in_each_url_and_in_no_error(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The SAS token is in each URL, and in no error of an answer or of a lost connection."""
@@ -330,7 +350,7 @@ class TestAzureCredentials:
         assert isinstance(lost, UnavailableError)
         assert PLANTED not in "".join([*traceback.format_exception(refused), *traceback.format_exception(lost)])
 
-    def test_a_connection_string_names_account_key_and_endpoint(
+    def test_a_connection_string_gives_account_key_and_endpoint(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A connection string gives account, key and endpoint for a root without a host."""
@@ -350,7 +370,9 @@ class TestAzureCredentials:
             (f"AccountName=devstoreaccount1;AccountKey=not base64 {PLANTED}", "RIFFLE-1097"),
         ],
     )
-    def test_an_account_that_is_not_known_is_refused(self, text: str, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_account_or_invalid_credential_is_refused(
+        self, text: str, id: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A missing or different account, an invalid connection string and an invalid key raise an error without the
         key.
         """
@@ -359,7 +381,7 @@ class TestAzureCredentials:
         assert error.id == id
         assert PLANTED not in "".join(traceback.format_exception(error))
 
-    def test_a_put_has_the_checksum_of_its_bytes(
+    def test_a_put_sends_the_md5_checksum_of_its_bytes(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A put sends the MD5 checksum of its bytes, which Azure verifies."""
@@ -369,16 +391,16 @@ class TestAzureCredentials:
         assert scripted.seen[0].headers["Content-MD5"] == base64.b64encode(digest).decode()
 
     @pytest.mark.parametrize("root", ["a\\b", "a./b", "a/b."])
-    def test_a_prefix_that_azure_alters_is_refused(self, root: str) -> None:
+    def test_a_root_prefix_that_azure_would_change_is_refused(self, root: str) -> None:
         """A root prefix that Azure would change is refused, because the objects would get other names."""
         assert error_of(lambda: open_store(f"az://riffle/{root}")).id == "RIFFLE-1091"
 
-    def test_a_name_that_azure_alters_is_refused(self) -> None:
+    def test_an_object_name_that_azure_would_change_is_refused(self) -> None:
         """An object name that Azure would change is refused, such as one with a store name that ends with a dot."""
         store: ObjectStore = open_store("az://riffle/root")
         assert error_of(lambda: store.exists("totals./key_group=0001/snapshot/1")).id == "RIFFLE-1092"
 
-    def test_directories_of_a_hierarchical_namespace_are_no_objects(
+    def test_a_list_leaves_out_directories_of_a_hierarchical_namespace(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A list leaves out the directories of a hierarchical namespace."""
@@ -404,7 +426,7 @@ class TestEntraId:
         monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
         monkeypatch.setattr("riffle_spark.state.objects.http_store._CLIENTS", {})
 
-    def test_each_request_has_a_token_that_is_fetched_once(self, scripted: ScriptedServer) -> None:
+    def test_a_token_is_fetched_once_and_used_until_it_expires(self, scripted: ScriptedServer) -> None:
         """A token is fetched once and used for each request until shortly before it expires."""
         pytest.importorskip("azure.identity")
         token = json.dumps({"access_token": "issued", "expires_on": str(int(time.time()) + 3600), "resource": "r"})
@@ -417,7 +439,7 @@ class TestEntraId:
         shown = [header(request, "authorization") for request in scripted.seen]
         assert shown == [None, "Bearer issued", "Bearer issued"]
 
-    def test_an_identity_that_is_refused_is_named(self, scripted: ScriptedServer) -> None:
+    def test_the_error_for_a_refused_identity_names_credential_sources(self, scripted: ScriptedServer) -> None:
         """A refused identity raises an error with the sources of credentials and without the endpoint's answer."""
         pytest.importorskip("azure.identity")
         refused = json.dumps({"error": "invalid_request", "error_description": PLANTED}).encode()
@@ -429,7 +451,7 @@ class TestEntraId:
         assert PLANTED not in "".join(traceback.format_exception(error))
         assert store.requests["get"] == 0
 
-    def test_a_missing_package_is_named_with_the_command(
+    def test_the_error_for_missing_azure_identity_has_the_pip_command(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A missing azure-identity package is named with the pip command, and an account key works without it."""
@@ -451,7 +473,7 @@ class TestGoogleCredentials:
         pytest.importorskip("google.auth")
 
     @pytest.mark.usefixtures("google_credentials")
-    def test_each_request_has_a_token(self, scripted: ScriptedServer) -> None:
+    def test_a_google_token_is_fetched_once_for_all_requests(self, scripted: ScriptedServer) -> None:
         """A token is fetched once and used for all requests."""
         store = scripted.store(Answer(200, b"abc"), root=GCS.root)
         store.get("log/1")

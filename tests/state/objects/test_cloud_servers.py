@@ -64,7 +64,7 @@ def raced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_of_two_writers_one_wins_and_no_change_is_lost(raced: ObjectStore) -> None:
+def test_concurrent_writers_lose_no_update(raced: ObjectStore) -> None:
     """Two processes that put the same names and increment one object by compare-and-swap lose no update."""
     raced.put_if_absent("requests.json", b"0")
     children = [_fork_writer(raced) for _ in range(WRITERS)]
@@ -150,7 +150,7 @@ def _builder(issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePublicK
 
 
 @pytest.mark.parametrize("name", ["gcs", "azure"])
-def test_an_authority_of_ones_own_is_trusted_if_it_is_named(
+def test_a_private_authority_is_trusted_if_requests_ca_bundle_names_it(
     name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server certificate of a private authority is refused until REQUESTS_CA_BUNDLE names the authority."""
@@ -167,7 +167,9 @@ def test_an_authority_of_ones_own_is_trusted_if_it_is_named(
 
 
 @pytest.mark.usefixtures("aws_environment")
-def test_an_authority_of_ones_own_is_trusted_for_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_authority_is_trusted_if_aws_ca_bundle_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server certificate of a private authority is refused until AWS_CA_BUNDLE names the authority."""
     tls = write_certificates(tmp_path)
     with running_server(tmp_path / "server.log", "https", tls) as endpoint:
@@ -180,7 +182,7 @@ def test_an_authority_of_ones_own_is_trusted_for_s3(tmp_path: Path, monkeypatch:
         assert store.get("log/1") == b"abc"
 
 
-def test_requests_to_s3_go_through_the_proxy_of_the_environment(
+def test_requests_to_s3_use_the_proxy_of_the_environment(
     object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests to S3 use the proxy of HTTP_PROXY, which is read when a client is made."""
@@ -214,7 +216,9 @@ def forwarding(endpoint: str) -> Iterator[tuple[str, Seen]]:
         yield address, seen
 
 
-def test_requests_go_through_the_proxy_of_the_environment(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_use_the_proxy_except_for_hosts_in_no_proxy(
+    cloud: CloudServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests use the proxy of HTTP_PROXY, except for the hosts in NO_PROXY."""
     store = open_store(cloud.new_root(), cloud.options)
     assert store.list("") == []  # Google's token is fetched here, because the proxy forwards to the store only
@@ -232,7 +236,7 @@ def test_requests_go_through_the_proxy_of_the_environment(cloud: CloudServer, mo
     assert len(seen.paths) == through
 
 
-def test_long_lists_come_in_pages(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_sends_one_request_per_page(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of several pages sends one request per page and returns each name once."""
     for module in ("gcs", "azure"):
         monkeypatch.setattr(f"riffle_spark.state.objects.{module}._PAGE_NAMES", 10)
@@ -246,7 +250,7 @@ def test_long_lists_come_in_pages(cloud: CloudServer, monkeypatch: pytest.Monkey
     assert store.list("") == []
 
 
-def test_a_missing_bucket_is_named(cloud: CloudServer) -> None:
+def test_puts_and_lists_report_a_missing_bucket(cloud: CloudServer) -> None:
     """Puts and lists report a missing bucket."""
     root = re.sub(r"//riffle\b", "//not-there", cloud.new_root())
     store = open_store(root, cloud.options)

@@ -32,7 +32,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Objec
     return lambda: open_store(f"file://{tmp_path}/{uuid.uuid4().hex}")
 
 
-def test_objects_are_copied_under_their_names(stores: Callable[[], ObjectStore]) -> None:
+def test_copied_objects_keep_their_names(stores: Callable[[], ObjectStore]) -> None:
     """Objects are copied under their names, also twice; a copy of a missing object returns False."""
     source, target = stores(), stores()
     assert isinstance(target, CopyingStore)
@@ -50,7 +50,7 @@ def test_objects_are_copied_under_their_names(stores: Callable[[], ObjectStore])
     assert {name: target.get(name) for name in NAMES} == bodies, "copies do not depend on the source objects"
 
 
-def test_other_services_are_not_copied_from(tmp_path: Path) -> None:
+def test_a_store_copies_only_from_its_own_service(tmp_path: Path) -> None:
     """A store copies only from stores of its own service."""
     files, memory = DirectoryStore(tmp_path), MemoryStore()
     objects = S3Store("bucket", "prefix", StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:1")))
@@ -64,7 +64,7 @@ def test_other_services_are_not_copied_from(tmp_path: Path) -> None:
 class TestS3:
     """Copies that only S3 has to test."""
 
-    def test_copies_are_encrypted_as_puts_are(self, object_server: ObjectServer) -> None:
+    def test_a_copy_is_encrypted_as_the_targets_setting_says(self, object_server: ObjectServer) -> None:
         """A copy is encrypted as the target's setting says, however the source is encrypted."""
         options = object_server.options
         encrypting = StoreOptions(

@@ -76,7 +76,7 @@ def test_a_put_names_the_encryption_that_a_policy_demands(scripted: ScriptedServ
     assert "`s3_server_side_encryption`" in error.remedy
 
 
-def test_every_call_says_that_the_requester_pays(scripted: ScriptedServer) -> None:
+def test_every_request_has_the_requester_pays_header(scripted: ScriptedServer) -> None:
     """Every request says that the requester pays, and the remedy names the setting if it is missing, also for HEAD."""
 
     def respond(request: Request) -> Answer:
@@ -93,7 +93,7 @@ def test_every_call_says_that_the_requester_pays(scripted: ScriptedServer) -> No
         assert "`s3_requester_pays`" in error.remedy
 
 
-def test_without_these_settings_nothing_is_said_of_them(scripted: ScriptedServer) -> None:
+def test_without_these_settings_requests_lack_their_headers(scripted: ScriptedServer) -> None:
     """Without these settings no request has their headers, because some servers refuse unknown headers."""
     store = opened(scripted, success, Settings())
     for call in CALLS.values():

@@ -74,7 +74,7 @@ class TestDirectory:
         """Return a store on this root."""
         return open_store(f"file://{root}")
 
-    def test_an_object_is_a_file_of_its_name(self, store: ObjectStore, root: Path) -> None:
+    def test_an_object_is_a_file_with_its_name(self, store: ObjectStore, root: Path) -> None:
         """An object is a file with the object's name, so that state can be read without riffle."""
         store.put_if_absent("totals/key_group=0042/snapshot/7", b"abc")
         assert (root / "totals/key_group=0042/snapshot/7").read_bytes() == b"abc"
@@ -120,7 +120,7 @@ class TestDirectory:
         assert events[-3:] == [("synced", unfinished), ("replaced", root / "requests.json"), ("synced", root)]
         assert (root / "requests.json").read_bytes() == b"second"
 
-    def test_a_name_that_is_taken_is_durable_before_that_is_told(
+    def test_a_put_that_finds_its_name_taken_syncs_all_directories_above(
         self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A put that finds its name taken syncs all directories above, because the process that wrote the name may
@@ -132,7 +132,7 @@ class TestDirectory:
         assert not store.put_if_absent("log/1", b"ours")
         assert synced == [root / "log", root]
 
-    def test_what_a_crash_left_is_never_listed_and_goes_after_a_day(self, store: ObjectStore, root: Path) -> None:
+    def test_an_interrupted_write_is_never_listed_and_removed_after_a_day(self, store: ObjectStore, root: Path) -> None:
         """A write that a crash cut off is never listed, and is removed after a day."""
         store.put_if_absent("log/1", b"abc")
         old, young = root / ".unfinished/old", root / ".unfinished/young"
@@ -143,7 +143,7 @@ class TestDirectory:
         open_store(f"file://{root}").put_if_absent("log/2", b"abc")
         assert (old.exists(), young.exists()) == (False, True)
 
-    def test_empty_directories_go_with_their_last_object(self, store: ObjectStore, root: Path) -> None:
+    def test_a_delete_removes_empty_directories_except_the_root(self, store: ObjectStore, root: Path) -> None:
         """A delete removes directories that become empty, except the root."""
         store.put_if_absent("delta/1/a", b"")
         store.put_if_absent("delta/2/a", b"")
@@ -153,7 +153,7 @@ class TestDirectory:
         assert root.exists()
         assert not (root / "delta").exists()
 
-    def test_puts_and_deletes_of_one_directory_do_not_disturb_each_other(self, store: ObjectStore) -> None:
+    def test_a_put_succeeds_if_a_concurrent_delete_removes_its_directory(self, store: ObjectStore) -> None:
         """A put does not fail if a concurrent delete removes its directory."""
 
         def come_and_go(thread: int) -> bool:
@@ -169,7 +169,7 @@ class TestDirectory:
             assert all(pool.map(come_and_go, range(4)))
         assert store.list("") == []
 
-    def test_processes_exclude_each_other(self, store: ObjectStore, root: Path) -> None:
+    def test_exactly_one_process_puts_each_name(self, store: ObjectStore, root: Path) -> None:
         """Of three processes that put the same fifty names, exactly one gets True for each name."""
         program = (
             "import sys; from riffle_spark.state.objects.open import open_store\n"
@@ -189,7 +189,7 @@ class TestDirectory:
         assert sum(map(len, outputs)) == len(won) == 50
         assert {n: int(store.get(f"log/{n}") or b"") for n in range(50)} == won
 
-    def test_a_file_in_the_way_is_a_wrong_root(self, root: Path) -> None:
+    def test_a_root_whose_path_contains_a_file_is_refused(self, root: Path) -> None:
         """A root whose path contains a file is refused with its name."""
         root.write_bytes(b"")
         with pytest.raises(ConfigError, match="RIFFLE-0424") as caught:
@@ -206,7 +206,7 @@ class TestDirectory:
         assert not store.exists("log")
 
     @pytest.mark.parametrize("length", [1 << 29, 1 << 62, 1 << 63])
-    def test_a_range_takes_no_more_room_than_there_are_bytes(self, store: ObjectStore, length: int) -> None:
+    def test_a_huge_range_allocates_only_the_bytes_of_the_object(self, store: ObjectStore, length: int) -> None:
         """A read of a huge range allocates only as much memory as the object has bytes."""
         store.put_if_absent("log/1", b"abc")
         tracemalloc.start()
@@ -230,14 +230,14 @@ class TestDirectory:
         assert store.put_if_absent("log/1", b"x")
 
     @pytest.mark.parametrize("root", ["/proc/nobody-makes-this", "/proc/nobody-makes-this/root", "/dev/null/root"])
-    def test_a_root_that_cannot_be_made_is_refused(self, root: str) -> None:
+    def test_a_root_that_cannot_be_created_is_refused(self, root: str) -> None:
         """A root that cannot be created raises RefusedError, because a retry cannot help."""
         with pytest.raises(RefusedError, match="RIFFLE-0424") as caught:
             open_store(f"file://{root}").put_if_absent("log/1", b"abc")
         assert "`root`" in caught.value.remedy
 
 
-class TestMode:
+class TestRootFileMode:
     """The permissions of files and folders in a root."""
 
     @pytest.fixture(params=[0o022, 0o077], autouse=True)
@@ -247,14 +247,16 @@ class TestMode:
         yield request.param
         os.umask(before)
 
-    def test_it_is_what_the_umask_leaves(self, tmp_path: Path, umask: int) -> None:
+    def test_the_mode_defaults_to_what_the_umask_allows(self, tmp_path: Path, umask: int) -> None:
         """Without `root_file_mode` files and folders have the permissions that the umask leaves."""
         open_store(f"file://{tmp_path}/root").put_if_absent("log/1", b"abc")
         assert _mode(tmp_path / "root/log/1") == 0o666 & ~umask
         assert _mode(tmp_path / "root/log") == 0o777 & ~umask
 
     @pytest.mark.parametrize(("mode", "folders"), [("0640", 0o750), ("0600", 0o700), ("660", 0o770), ("0664", 0o775)])
-    def test_it_can_be_set(self, tmp_path: Path, mode: str, folders: int, umask: int) -> None:
+    def test_root_file_mode_sets_the_mode_of_files_and_folders(
+        self, tmp_path: Path, mode: str, folders: int, umask: int
+    ) -> None:
         """With `root_file_mode` files have this mode whatever the umask, folders add execute bits for readers, and
         folders above the root keep the umask's mode.
         """
@@ -266,7 +268,7 @@ class TestMode:
         assert {_mode(root / folder) for folder in (".", ".unfinished", "totals", "totals/1")} == {folders}
         assert _mode(root.parent) == 0o777 & ~umask
 
-    def test_the_lock_has_it_too(self, tmp_path: Path) -> None:
+    def test_the_lock_file_has_root_file_mode(self, tmp_path: Path) -> None:
         """The lock file has `root_file_mode` too, so that other users can replace objects."""
         store = open_store(f"file://{tmp_path}/root", options_of(Settings(root_file_mode="0660")))
         store.put_if_absent("status.json", b"old")
@@ -276,7 +278,7 @@ class TestMode:
         assert _mode(tmp_path / "root/.lock") == 0o660
 
     @pytest.mark.parametrize("mode", ["0755", "0400", "rw-r-----", 640, True])
-    def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, mode: object) -> None:
+    def test_an_invalid_root_file_mode_is_refused(self, mode: object) -> None:
         """A mode with execute bits, or without read and write for the owner, is refused."""
         with pytest.raises(ConfigError, match="RIFFLE-0249") as caught:
             Settings(root_file_mode=mode)  # type: ignore[arg-type]
@@ -288,7 +290,7 @@ def _mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("read", ["get", "copy_to"])
-def test_a_fifo_with_the_name_of_an_object_does_not_block(tmp_path: Path, read: str) -> None:
+def test_a_fifo_with_the_name_of_an_object_is_refused(tmp_path: Path, read: str) -> None:
     """A FIFO with the name of an object is refused instead of blocking the reader."""
     os.mkfifo(tmp_path / "record")
     store = DirectoryStore(tmp_path)

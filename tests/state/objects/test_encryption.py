@@ -83,7 +83,9 @@ def test_frames_of_version_1_are_read() -> None:
 
 
 @given(st.binary(max_size=99), st.sampled_from(LISTS), st.sampled_from(LISTS))
-def test_a_beginning_tells_whether_a_part_can_be_read(data: bytes, wrote: list[str], reading: list[str]) -> None:
+def test_the_first_bytes_of_a_part_show_if_keys_can_decrypt_it(
+    data: bytes, wrote: list[str], reading: list[str]
+) -> None:
     """Property: the first bytes of a part tell whether a list of keys can decrypt it. Unfinished files and files that
     do not start like a part count as readable.
     """
@@ -100,7 +102,7 @@ def test_a_beginning_tells_whether_a_part_can_be_read(data: bytes, wrote: list[s
 
 
 @given(st.data())
-def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) -> None:
+def test_a_changed_or_missing_byte_raises_one_of_riffles_errors(data: st.DataObject) -> None:
     """Property: a part with a flipped bit or missing bytes raises one of riffle's errors."""
     known = keys(f"a = {ONE}")
     sealed = bytearray(known.new_encryption()(b"a row of another user", PLACE))
@@ -112,7 +114,7 @@ def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) 
         known.decrypt(bytes(sealed), PLACE, "here")
 
 
-def test_equal_parts_are_encrypted_to_other_bytes() -> None:
+def test_equal_parts_are_encrypted_to_different_bytes() -> None:
     """Equal parts of one or two deltas are encrypted to different bytes."""
     seal = keys(f"a = {ONE}").new_encryption()
     some = [seal(b"row", PLACE), seal(b"row", PLACE), keys(f"a = {ONE}").new_encryption()(b"row", PLACE)]
@@ -132,7 +134,7 @@ def test_the_last_key_writes_and_all_read() -> None:
         keys(f"a = {OTHER}").decrypt(old, PLACE, "there")
 
 
-def test_plain_parts_are_read_where_they_are_listed() -> None:
+def test_unencrypted_parts_are_read_only_if_plain_is_listed() -> None:
     """Unencrypted parts are read only if `plain` is listed, and written if `plain` is the last line."""
     with pytest.raises(ConfigError, match="RIFFLE-0428"):
         keys(f"a = {ONE}").decrypt(b"row", PLACE, "there")
@@ -143,7 +145,7 @@ def test_plain_parts_are_read_where_they_are_listed() -> None:
     assert keys(PLAIN, f"a = {ONE}").with_write_key(back.write_key).writes == PLAIN
 
 
-def test_a_key_is_told_by_more_than_its_id() -> None:
+def test_a_key_with_the_right_id_but_other_bytes_is_refused() -> None:
     """A process refuses to write with a key that has the requested id but other bytes, or if only the id is given. A
     log of an earlier version, which stores only ids, accepts any key of that id.
     """
@@ -164,7 +166,7 @@ def test_a_key_is_told_by_more_than_its_id() -> None:
 
 @pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])
 @pytest.mark.parametrize("comment", [f"# retired, b = {OTHER}", "# until July, plain", f"# a,plain,b={OTHER}"])
-def test_a_comment_lists_nothing(comment: str, source: str) -> None:
+def test_a_comment_adds_no_key(comment: str, source: str) -> None:
     """A comment adds no key and does not allow unencrypted parts, wherever it is and whatever it contains."""
     for lines in ([comment, f"a = {ONE}"], [f"a = {ONE}", comment], [f"a = {ONE}  {comment}"]):
         known = keys(*lines, source=source)
@@ -173,7 +175,7 @@ def test_a_comment_lists_nothing(comment: str, source: str) -> None:
             known.decrypt(b"row", PLACE, "there")
 
 
-def test_commas_part_keys_in_variables_alone() -> None:
+def test_commas_separate_keys_only_in_variables() -> None:
     """Commas separate keys only in variables, and errors count lines in files and variables."""
     assert "The key in line 2" in refused(["# of July, plain", f"a = {ONE}, b = {OTHER}"])
     with pytest.raises(ConfigError, match="RIFFLE-0433"):
@@ -185,19 +187,19 @@ def test_commas_part_keys_in_variables_alone() -> None:
     [[], ["# a"], [ONE], [f"a {ONE}"], [f"= {ONE}"], ["a ="], ["a = x!"], [f"a = {ONE[:20]}"], [f"a b = {ONE}"],
      [f"a = {ONE}", f"a = {OTHER}"], [f"plain = {ONE}"], [f"{'a' * 65} = {ONE}"]],
 )  # fmt: skip
-def test_texts_that_are_no_keys_are_refused_without_being_repeated(lines: list[str]) -> None:
+def test_invalid_key_texts_are_refused_without_repeating_them(lines: list[str]) -> None:
     """Invalid key texts are refused by line or id, without any part of a key in the error."""
     assert ONE[:12] not in refused(lines)
 
 
-def test_keys_show_their_ids_alone_and_go_into_no_message() -> None:
+def test_keys_show_only_their_ids_and_cannot_be_pickled() -> None:
     """The text of keys shows only their ids, and keys cannot be pickled."""
     assert repr(keys(f"a = {ONE}", f"b = {OTHER}")) == "Keys(a, b; b writes)"
     with pytest.raises(TypeError, match="never pickled"):
         pickle.dumps(keys(f"a = {ONE}"))
 
 
-def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Key sources are files, URLs of files and variables. A missing source is refused, and an error never repeats a key
     that was written into the setting itself.
     """
@@ -213,7 +215,7 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("key", [ONE, ONE.rstrip("="), f"a={ONE}", "01" * 32, "ab" * 32, ""])
 @pytest.mark.parametrize("before", ["", "env:", "file:", "file:/", "file://", "kms:"])
-def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -> None:
+def test_a_key_written_into_the_setting_is_not_repeated(before: str, key: str) -> None:
     """A key that is written into the setting itself is refused without repeating the key or half of it."""
     with pytest.raises(ConfigError) as caught:
         read_key_source(before + key)
@@ -221,7 +223,7 @@ def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -
     assert not key or key[:20] not in str(caught.value)
 
 
-def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+def test_a_byte_order_mark_in_a_key_file_is_ignored(tmp_path: Path) -> None:
     """A byte order mark at the start of a key file is ignored, and files that are not UTF-8 are refused."""
     (tmp_path / "keys").write_bytes(f"a = {ONE}\r\nb = {OTHER}\r\n".encode("utf-8-sig"))
     assert repr(keys(read_key_source(f"file:{tmp_path}/keys"))) == "Keys(a, b; b writes)"
@@ -231,7 +233,7 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o444, 1)])
-def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
+def test_a_world_readable_key_file_logs_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: int
 ) -> None:
     """A key file that everybody can read logs one warning per process with the path and the remedy, and is used."""
@@ -244,7 +246,7 @@ def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
     assert ONE not in caplog.text
 
 
-def test_a_path_that_is_none_is_refused() -> None:
+def test_a_key_path_with_a_nul_byte_is_refused() -> None:
     """A path with a NUL byte is refused with riffle's error."""
     with pytest.raises(ConfigError, match="RIFFLE-0437"):
         read_key_source("file:/keys\0")

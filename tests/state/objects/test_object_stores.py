@@ -58,7 +58,7 @@ def _refuse(_: bytes) -> None:
 class TestEveryStore:
     """The contract of ``ObjectStore``."""
 
-    def test_folders_are_listed_without_what_is_in_them(self, store: ObjectStore) -> None:
+    def test_folders_are_listed_without_their_contents(self, store: ObjectStore) -> None:
         """Each folder below the root or a folder is listed once, without objects and nested folders."""
         assert list(store.list_folders()) == []
         for name in ("status.json", "log/1", "log/2", "query=a b/log/1", "query=a b/delta/7/x", "z/y/x"):
@@ -68,7 +68,7 @@ class TestEveryStore:
         assert list(store.list_folders("log/")) == []
 
     @pytest.mark.parametrize("size", [0, 1, 10_000_000])
-    def test_an_object_is_read_as_it_was_written(self, store: ObjectStore, size: int) -> None:
+    def test_an_object_of_any_size_is_read_unchanged(self, store: ObjectStore, size: int) -> None:
         """An object of zero, one or ten million bytes is read as it was written."""
         data = (BODY * (size // 256 + 1))[:size]
         assert store.put_if_absent("log/1", data)
@@ -80,7 +80,7 @@ class TestEveryStore:
         assert not opened().put_if_absent("log/1", b"second")
         assert opened().get("log/1") == b"first"
 
-    def test_a_missing_object_is_no_error(self, store: ObjectStore) -> None:
+    def test_calls_on_an_empty_root_raise_no_error(self, store: ObjectStore) -> None:
         """Calls on an empty root find nothing and raise no error."""
         assert store.get("log/1") is None
         assert store.get("log/1", 5, 0) is None
@@ -93,7 +93,9 @@ class TestEveryStore:
         ("start", "length"),
         [(0, 1), (0, 256), (0, 999), (3, 4), (255, 1), (250, 99), (7, None), (256, None), (300, 5), (4, 0)],
     )  # fmt: skip
-    def test_a_range_is_a_slice(self, store: ObjectStore, start: int, length: int | None) -> None:
+    def test_a_ranged_get_returns_a_slice_of_the_object(
+        self, store: ObjectStore, start: int, length: int | None
+    ) -> None:
         """A ranged get returns the slice of the object."""
         store.put_if_absent("delta/1", BODY)
         assert store.get("delta/1", start, length) == BODY[start : None if length is None else start + length]
@@ -115,7 +117,7 @@ class TestEveryStore:
         assert store.copy_to("snap/1", 0, 0, pieces.append) is None
         assert pieces == []
 
-    def test_what_writing_raises_comes_out_of_a_copy(self, store: ObjectStore) -> None:
+    def test_an_error_of_the_writer_ends_a_copy(self, store: ObjectStore) -> None:
         """An error of the writer ends a copy without another request."""
         store.put_if_absent("snap/1", BODY)
         with pytest.raises(MemoryError):
@@ -136,7 +138,7 @@ class TestEveryStore:
         for prefix in ("", "a", "ab", "ab/", "ab/c", "b/1", "b/1/", "b/1/2", "b/1/2/", "c", "c/d"):
             assert store.list(prefix) == sorted(name for name in names if name.startswith(prefix)), prefix
 
-    def test_names_may_hold_any_printable_character(self, store: ObjectStore) -> None:
+    def test_names_may_contain_any_printable_character(self, store: ObjectStore) -> None:
         """Names may contain characters that are special in URLs or XML. Only Azure cannot keep a backslash."""
         names = [name for name in STRANGE_NAMES if is_kept(store, name)]
         for name in names:
@@ -146,7 +148,7 @@ class TestEveryStore:
         store.delete(names)
         assert store.list("") == []
 
-    def test_a_deleted_name_is_free(self, store: ObjectStore) -> None:
+    def test_a_deleted_name_can_be_put_again(self, store: ObjectStore) -> None:
         """A delete removes only the given names, and a deleted name can be put again."""
         for name in ("log/1", "log/2", "log/20"):
             store.put_if_absent(name, b"old")
@@ -208,7 +210,7 @@ class TestEveryStore:
             assert list(pool.map(store.get, names)) == [name.encode() for name in names]
         assert store.requests["put"] == store.requests["get"] == 40
 
-    def test_of_many_puts_at_once_one_wins(
+    def test_one_of_many_concurrent_puts_succeeds(
         self, opened: Callable[[], ObjectStore], request: pytest.FixtureRequest
     ) -> None:
         """Exactly one of many concurrent puts returns True, and its bytes are stored."""
@@ -226,7 +228,7 @@ class TestEveryStore:
 class TestReplacedObjects:
     """The contract for the few objects that are replaced: reads with a tag, and compare-and-swap."""
 
-    def test_an_object_is_read_with_its_tag_and_then_only_if_it_changed(self, store: ObjectStore) -> None:
+    def test_a_conditional_read_returns_bytes_only_if_the_object_changed(self, store: ObjectStore) -> None:
         """A conditional read of an unchanged object returns no bytes, and of a missing object returns None."""
         assert store.get_if_changed("requests.json") is None
         assert store.get_if_changed("requests.json", "some tag") is None
@@ -244,7 +246,7 @@ class TestReplacedObjects:
         assert store.replace_if_unchanged("requests.json", b"second", replaced.tag)
         assert store.get("requests.json") == b"second"
 
-    def test_only_the_tag_that_was_read_may_be_replaced(self, opened: Callable[[], ObjectStore]) -> None:
+    def test_a_replacement_with_an_outdated_tag_changes_nothing(self, opened: Callable[[], ObjectStore]) -> None:
         """A replacement with an outdated tag, or of a deleted object, changes nothing."""
         opened().put_if_absent("requests.json", b"first")
         read = opened().get_if_changed("requests.json")
@@ -281,7 +283,7 @@ class TestReplacedObjects:
                 call()
         assert not any(store.requests.values())
 
-    def test_of_many_replacements_at_once_one_wins(
+    def test_one_of_many_concurrent_replacements_succeeds(
         self, opened: Callable[[], ObjectStore], request: pytest.FixtureRequest
     ) -> None:
         """Exactly one of eight concurrent replacements succeeds, and its bytes are stored."""
@@ -314,7 +316,7 @@ def forked(opened: Callable[[], ObjectStore], request: pytest.FixtureRequest) ->
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_store_works_on_both_sides_of_a_fork(forked: ObjectStore) -> None:
+def test_a_forked_child_and_its_parent_can_use_an_opened_store(forked: ObjectStore) -> None:
     """A forked child and its parent can use an opened store at the same time."""
     forked.put_if_absent("log/0", b"before")
     child = os.fork()

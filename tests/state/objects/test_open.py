@@ -23,7 +23,7 @@ class TestRoots:
          "S3://bucket/p", "gs://", "gs://b_%/p", "gs://bucket/p?x", "abfss://container/p", "abfss://c@account/p", "az://C/p",
          "abfss://a:b@account.dfs.core.windows.net/p"],
     )  # fmt: skip
-    def test_any_other_url_is_refused_with_what_is_allowed(self, url: str) -> None:
+    def test_an_unsupported_url_is_refused_with_the_supported_kinds(self, url: str) -> None:
         """Any other URL is refused, and the error names the kinds of persistent roots."""
         with pytest.raises(ConfigError) as caught:
             open_store(url)
@@ -48,7 +48,7 @@ class TestRoots:
             ("oss://bucket/state", "s3_endpoint"),
         ],
     )
-    def test_a_file_system_that_is_not_supported_is_refused_with_the_store_to_use(self, url: str, instead: str) -> None:
+    def test_an_unsupported_file_system_is_refused_with_the_store_to_use(self, url: str, instead: str) -> None:
         """An unsupported file system is refused when the root is set, with the store to use instead."""
         for check in (normalised, open_store):
             with pytest.raises(ConfigError) as caught:
@@ -61,12 +61,12 @@ class TestRoots:
             open_store("/data/state")
         assert refused.value.id == "RIFFLE-0442"
 
-    def test_a_folder_that_only_looks_like_one_of_databricks_is_allowed(self) -> None:
+    def test_a_folder_that_only_starts_like_a_databricks_folder_is_allowed(self) -> None:
         """A folder whose name only starts like a Databricks folder is allowed."""
         assert normalised("file:///dbfs2/a") == "file:///dbfs2/a"
         assert normalised("file:///data/dbfs/a") == "file:///data/dbfs/a"
 
-    def test_an_azure_root_is_shown_whole_and_a_secret_is_not(self) -> None:
+    def test_the_container_of_an_azure_root_is_shown_and_a_secret_masked(self) -> None:
         """The container of an Azure root is shown, and a secret is masked."""
         root = "abfss://state@account.dfs.core.windows.net/a"
         assert masked(root) == root
@@ -80,7 +80,7 @@ class TestRoots:
         ("url", "module", "package"),
         [("gs://b12/p", "google.auth", "google-auth"), ("az://b12/p", "requests", "azure-identity")],
     )
-    def test_a_missing_package_is_named_with_the_command(
+    def test_the_error_for_a_missing_package_has_the_pip_command(
         self, url: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A missing client package is named with the pip command before a request is sent."""
@@ -90,7 +90,7 @@ class TestRoots:
         assert caught.value.id == "RIFFLE-0162"
         assert f"pip install '{package}" in caught.value.remedy
 
-    def test_spellings_of_one_root_have_one_id(self) -> None:
+    def test_spellings_of_one_root_have_the_same_id(self) -> None:
         """Spellings of one root have the same id, and different roots have different ids."""
         assert normalised("s3://bucket//a///b/") == "s3://bucket/a/b"
         assert normalised("file:////tmp//a/") == "file:///tmp/a"
@@ -101,11 +101,11 @@ class TestRoots:
         assert root_id("s3://bucket/a/") == root_id("s3://bucket//a")
         assert len({root_id(url) for url in ("s3://bucket/a", "s3://bucket/a/b", "memory://bucket/a")}) == 3
 
-    def test_an_id_is_the_same_on_every_machine(self) -> None:
+    def test_the_id_of_a_root_never_changes(self) -> None:
         """The id of a root never changes, so that folders of an older version are found again."""
         assert root_id("s3://bucket/prefix") == "9737a7d8f5fcd8b8"
 
-    def test_a_memory_store_without_a_name_stays_where_it_is(self) -> None:
+    def test_a_memory_store_without_a_name_cannot_be_pickled(self) -> None:
         """A memory store without a name is private and cannot be pickled."""
         MemoryStore().put_if_absent("log/1", b"")
         assert MemoryStore().list("") == []

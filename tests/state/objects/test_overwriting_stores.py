@@ -48,7 +48,7 @@ def test_an_s3_server_that_ignores_if_none_match_is_refused(object_server: Objec
 
 
 @pytest.mark.parametrize("kind", ["claim", "rollback"])
-def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
+def test_a_claim_or_rollback_detects_a_store_that_overwrites(kind: Kind) -> None:
     """A claim or rollback puts its record twice with the same bytes, and so detects a store that overwrites."""
     store = FaultyStore(MemoryStore(), [Fault("overwrites", times=None)])
     log = Log(store, "memory://x")
@@ -59,7 +59,7 @@ def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
     assert [name for method, name in store.calls if method == "put"] == [paths.record_name(0)] * 2
 
 
-def test_a_batch_costs_no_put_more() -> None:
+def test_a_batch_record_is_put_once() -> None:
     """A batch record is put once, because only claims and rollbacks check the store."""
     store = FaultyStore(MemoryStore())
     log = claimed(store, "memory://x")
@@ -69,7 +69,7 @@ def test_a_batch_costs_no_put_more() -> None:
     assert store.calls == [("put", paths.record_name(1))]
 
 
-def test_a_store_that_does_not_answer_is_asked_again() -> None:
+def test_the_overwrite_check_is_repeated_after_a_lost_request() -> None:
     """The check is repeated after a lost request, and the start fails if the store does not answer."""
     store = FaultyStore(MemoryStore())
     store.script(Fault("request_lost", "put", paths.record_name(0), skip=1, times=2))

@@ -140,7 +140,9 @@ def first_then_success(
 
 
 @pytest.mark.parametrize("case", AGAIN, ids=name_of)
-def test_what_may_pass_is_sent_again(scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]) -> None:
+def test_a_call_with_a_transient_failure_is_sent_again(
+    scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
+) -> None:
     """A call with a transient failure is sent again unchanged and succeeds."""
     CALLS[case[0]](opened(scripted, first_then_success(scripted, case, credentials)))
     first, second = scripted.seen
@@ -148,7 +150,7 @@ def test_what_may_pass_is_sent_again(scripted: ScriptedServer, case: Case, crede
 
 
 @pytest.mark.parametrize("case", FRESH, ids=name_of)
-def test_rotated_credentials_are_read_before_a_call_fails(
+def test_a_refused_call_is_sent_again_with_reread_credentials(
     scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
 ) -> None:
     """A refused call is sent once more by a new client with credentials that are read again, and succeeds."""
@@ -157,7 +159,7 @@ def test_rotated_credentials_are_read_before_a_call_fails(
     assert [request.access_key for request in objects] == ["OLD", "NEW"]
 
 
-def test_what_is_refused_with_fresh_credentials_too_is_an_error(
+def test_a_call_refused_again_with_new_credentials_is_an_error(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
     """A call that is refused again with new credentials raises RefusedError after two requests."""
@@ -167,7 +169,7 @@ def test_what_is_refused_with_fresh_credentials_too_is_an_error(
 
 
 @pytest.mark.parametrize(("case", "message_id"), FINAL, ids=name_of)
-def test_what_cannot_pass_is_an_error_at_once(
+def test_a_permanent_failure_is_an_error_after_one_request(
     scripted: ScriptedServer, case: Case, message_id: str, credentials: Callable[[str], None]
 ) -> None:
     """A permanent failure raises the error of its rule after one request."""
@@ -221,7 +223,7 @@ def test_a_server_without_bulk_deletes_gets_single_deletes(
 
 
 @pytest.mark.parametrize("case", FAILED_DELETE, ids=name_of)
-def test_a_bulk_delete_that_fails_for_a_missing_object_is_not_repeated_whole(
+def test_a_failed_bulk_delete_of_deleted_objects_is_not_repeated(
     scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
 ) -> None:
     """A bulk delete that fails although it deleted all objects is followed only by one HEAD per object."""
@@ -232,7 +234,7 @@ def test_a_bulk_delete_that_fails_for_a_missing_object_is_not_repeated_whole(
     assert rule_for(case).action is Action.FIND_REMAINING
 
 
-def test_only_the_objects_that_a_failed_bulk_delete_left_are_deleted_again(
+def test_only_objects_left_by_a_failed_bulk_delete_are_deleted_again(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
     """After a bulk delete that deleted half of the objects, only the others are deleted again."""
@@ -250,7 +252,7 @@ def test_only_the_objects_that_a_failed_bulk_delete_left_are_deleted_again(
     assert b"root/a" not in scripted.seen[-1].body
 
 
-def test_objects_are_looked_up_again_after_each_delete_that_removed_some(
+def test_objects_are_looked_up_after_each_partial_bulk_delete(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
     """Objects are looked up again after each bulk delete that deleted some of them and then failed."""
@@ -287,7 +289,7 @@ def test_a_bulk_delete_that_deletes_nothing_looks_up_objects_once(
     assert [request.method for request in scripted.seen].count("POST") > 2
 
 
-def test_every_answer_has_its_row_and_every_row_an_answer() -> None:
+def test_every_tested_answer_has_a_rule_and_every_rule_is_tested() -> None:
     """Every tested answer leads to its rule, and every rule is reached by a tested answer."""
     expected = {
         Action.DELETE_SINGLY: NO_BULK_DELETE,
@@ -311,9 +313,7 @@ def test_every_answer_has_its_row_and_every_row_an_answer() -> None:
     assert [rule for rule in TABLE if id(rule) not in reached] == []
 
 
-def test_an_object_to_copy_that_is_absent_is_reported(
-    scripted: ScriptedServer, credentials: Callable[[str], None]
-) -> None:
+def test_a_copy_of_an_absent_object_returns_false(scripted: ScriptedServer, credentials: Callable[[str], None]) -> None:
     """A copy of an absent object returns False after one request."""
     store = opened(scripted, lambda _: refusal(404, "NoSuchKey"))
     assert isinstance(store, S3Store)
@@ -329,7 +329,7 @@ def test_a_permanent_redirect_names_the_region(scripted: ScriptedServer, credent
 
 
 @pytest.mark.parametrize(("case", "value"), ANSWERS, ids=name_of)
-def test_what_is_absent_or_taken_is_an_answer(
+def test_an_absent_object_or_taken_name_is_an_answer(
     scripted: ScriptedServer, case: Case, value: object, credentials: Callable[[str], None]
 ) -> None:
     """An absent object or a taken name is an answer after one request."""
@@ -337,7 +337,9 @@ def test_what_is_absent_or_taken_is_an_answer(
     assert len(scripted.seen) == 1
 
 
-def test_a_range_beyond_the_end_is_an_answer(scripted: ScriptedServer, credentials: Callable[[str], None]) -> None:
+def test_a_range_beyond_the_end_of_an_object_is_empty(
+    scripted: ScriptedServer, credentials: Callable[[str], None]
+) -> None:
     """A range beyond the end of an object is empty."""
     assert opened(scripted, lambda _: refusal(416, "InvalidRange")).get("log/1", 5, 2) == b""
 
@@ -346,20 +348,18 @@ def test_a_range_beyond_the_end_is_an_answer(scripted: ScriptedServer, credentia
 class TestPuts:
     """A conditional put is repeated only if its outcome stays known."""
 
-    def test_a_put_that_was_refused_for_its_credentials_and_then_meets_an_object_did_not_write_it(
-        self, scripted: ScriptedServer
-    ) -> None:
+    def test_a_put_refused_for_credentials_that_finds_its_name_taken_is_false(self, scripted: ScriptedServer) -> None:
         """A put that was refused for expired credentials and then finds the name taken returns False."""
         store = scripted.store(refusal(400, "ExpiredToken"), refusal(412, "PreconditionFailed"), attempts=1)
         assert not store.put_if_absent("log/1", b"abc")
 
-    def test_a_put_that_was_refused_twice_has_not_been_done(self, scripted: ScriptedServer) -> None:
+    def test_a_put_that_was_refused_twice_raises_refused_error(self, scripted: ScriptedServer) -> None:
         """A put that was refused twice raises RefusedError, because it is known that nothing was written."""
         store = scripted.store(refusal(400, "ExpiredToken"), refusal(403, "AccessDenied"), attempts=1)
         assert type(error_of(lambda: store.put_if_absent("log/1", b"abc"))) is RefusedError
 
 
-def test_a_web_identity_is_asked_for_again(
+def test_expired_web_identity_credentials_are_renewed(
     scripted: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, credentials: Callable[[str], None]
 ) -> None:
     """Expired web identity credentials are renewed with the rotated token file, as on EKS."""

@@ -23,7 +23,7 @@ class TestNoAnswer:
     """Servers that do not answer or do not speak S3."""
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_an_unreachable_endpoint_is_named(self, call: str) -> None:
+    def test_the_error_for_a_closed_port_names_the_endpoint(self, call: str) -> None:
         """A closed port raises an error that names the endpoint after a limited number of attempts."""
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
@@ -40,14 +40,14 @@ class TestNoAnswer:
         assert endpoint in error.where
         assert "1 attempt:" in error.problem
 
-    def test_a_server_that_is_not_s3_is_a_wrong_endpoint(self, scripted: ScriptedServer) -> None:
+    def test_the_error_for_a_server_that_is_not_s3_names_s3_endpoint(self, scripted: ScriptedServer) -> None:
         """An answer that is not S3's raises an error that names the setting `s3_endpoint`."""
         error = error_of(lambda: scripted.store(Answer(405, b"<html>Not here</html>")).list(""))
         assert isinstance(error, ConfigError)
         assert "s3_endpoint" in error.remedy
 
     @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"])
-    def test_a_server_that_quotes_credentials_is_not_repeated(self, scripted: ScriptedServer, code: str) -> None:
+    def test_credentials_that_a_server_quotes_are_not_repeated(self, scripted: ScriptedServer, code: str) -> None:
         """Neither an error nor its traceback repeats credentials that a server quotes."""
         store = scripted.store(refusal(403, code, "AKIASECRET signed with hunter2"))
         error = error_of(lambda: store.list(""))
@@ -63,7 +63,9 @@ class TestRealRefusals:
     """Refusals of a real server."""
 
     @pytest.mark.parametrize("call", ["put", "list"])
-    def test_a_missing_bucket_is_named(self, object_server: ObjectServer, call: str) -> None:
+    def test_the_error_for_a_missing_bucket_names_bucket_and_endpoint(
+        self, object_server: ObjectServer, call: str
+    ) -> None:
         """The error for a missing bucket names the bucket and the endpoint."""
         error = error_of(lambda: CALLS[call](open_store("s3://not-there/a", object_server.options)))
         assert isinstance(error, ConfigError)
@@ -81,7 +83,9 @@ class TestRealRefusals:
         with object_server.checking_credentials():
             assert_credentials_error(object_server, call)
 
-    def test_no_credentials_at_all_is_said(self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_credentials_are_an_error_without_a_request(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Without credentials no request is sent, and the error names the sources that boto3 reads."""
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -92,7 +96,7 @@ class TestRealRefusals:
         assert object_server.endpoint in error.where
         assert not any(store.requests.values())
 
-    def test_a_certificate_that_nobody_signed_is_refused(self, tmp_path: Path) -> None:
+    def test_an_untrusted_certificate_is_refused(self, tmp_path: Path) -> None:
         """An untrusted certificate is refused, and the error names AWS_CA_BUNDLE."""
         with running_server(tmp_path / "server.log", "https") as endpoint:
             options = StoreOptions(

@@ -16,10 +16,10 @@ from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
 
-class TestSentAgain:
+class TestRepeatedRequests:
     """Repeated requests and their counts."""
 
-    def test_calls_before_it_take_no_attempts_from_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_earlier_calls_do_not_reduce_the_attempts_of_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In a long outage every call makes all its attempts, although botocore has a retry quota."""
         pauses: list[float] = []
         monkeypatch.setattr("time.sleep", pauses.append)
@@ -32,7 +32,7 @@ class TestSentAgain:
         assert all("8 attempts" in problem for problem in problems)
         assert 5 <= max(pauses) <= 20, "the last pauses take seconds"
 
-    def test_what_is_waited_for_is_said_and_not_with_each_request(
+    def test_a_long_wait_is_logged_once(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A wait of many failures is logged once with the call, the endpoint and the setting, and a single failure is
@@ -49,7 +49,9 @@ class TestSentAgain:
         assert "http://127.0.0.1" in message
         assert "until 60 s after its start or last progress (s3_patience)" in message
 
-    def test_patience_ends(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_outage_longer_than_the_patience_raises_an_error(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """An outage that is longer than the patience raises an error with the number of requests."""
         monkeypatch.setattr("time.sleep", lambda _: None)
         store = scripted.store(Answer(200, b"abc"), patience_seconds=1)
@@ -61,7 +63,7 @@ class TestSentAgain:
         assert f"{len(scripted.requests)} attempts" in problem
 
     @pytest.mark.parametrize("unclear", [503, 408])
-    def test_a_put_that_is_refused_after_one_without_an_answer_may_have_been_done(
+    def test_a_put_refused_after_a_lost_answer_may_have_been_written(
         self, scripted: ScriptedServer, unclear: int
     ) -> None:
         """A put that is refused after a request without an answer may have been written, and the error says so."""
@@ -73,27 +75,31 @@ class TestSentAgain:
         error = error_of(lambda: scripted.store(denied).put_if_absent("log/1", b"abc"))
         assert type(error) is RefusedError
 
-    def test_a_put_is_one_round_trip(self, scripted: ScriptedServer) -> None:
+    def test_a_put_sends_no_expect_header(self, scripted: ScriptedServer) -> None:
         """A put sends its body with the headers, without an Expect header."""
         scripted.store(Answer(200)).put_if_absent("log/1", b"abc")
         assert "Expect" not in scripted.requests[0][2]
 
-    def test_a_put_that_meets_another_under_way_is_sent_again(self, scripted: ScriptedServer) -> None:
+    def test_a_put_that_conflicts_with_a_concurrent_put_is_sent_again(self, scripted: ScriptedServer) -> None:
         """A put that conflicts with a concurrent put (409) is sent again."""
         conflict = refusal(409, "ConditionalRequestConflict")
         assert scripted.store(conflict, Answer(200)).put_if_absent("log/1", b"abc")
         scripted.requests.clear()
         assert not scripted.store(conflict, refusal(412, "PreconditionFailed")).put_if_absent("log/1", b"abc")
 
-    @pytest.mark.parametrize("call", [lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)])
-    def test_waits_do_not_multiply(self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]) -> None:
+    @pytest.mark.parametrize(
+        "call", [lambda store: store.get("log/1"), lambda store: store.copy_to("log/1", 0, 9, bytes)]
+    )
+    def test_nested_retries_do_not_multiply_attempts(
+        self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]
+    ) -> None:
         """A call makes its attempts once, whether requests fail, bodies are cut off, or both happen."""
         trouble = [Answer(500), Answer(500), Answer(206, b"abc", broken=True)]
         store = scripted.store(*trouble * 3, attempts=3)
         assert "3 attempts" in error_of(lambda: call(store)).problem
         assert len(scripted.requests) == 3
 
-    def test_what_comes_has_patience_begin_anew(
+    def test_each_transferred_piece_resets_the_patience_of_a_copy(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A copy that is interrupted repeatedly succeeds if each attempt transfers a piece."""
@@ -106,7 +112,7 @@ class TestSentAgain:
         assert b"".join(pieces) == whole
         assert len(scripted.requests) == 5
 
-    def test_objects_that_a_bulk_delete_missed_are_sent_again(self, scripted: ScriptedServer) -> None:
+    def test_only_objects_that_a_bulk_delete_missed_are_deleted_again(self, scripted: ScriptedServer) -> None:
         """Only the objects that a bulk delete failed to delete are sent again."""
         missed = b"<DeleteResult><Error><Key>root/log/2</Key><Code>SlowDown</Code></Error></DeleteResult>"
         store = scripted.store(Answer(200, missed), Answer(200, b"<DeleteResult></DeleteResult>"))
@@ -117,7 +123,7 @@ class TestSentAgain:
         assert all("Content-MD5" in headers for _, _, headers in scripted.requests)
 
     @pytest.mark.parametrize(("code", "kind"), [("SlowDown", UnavailableError), ("AccessDenied", ConfigError)])
-    def test_objects_that_stay_undeleted_are_an_error(
+    def test_a_bulk_delete_that_deletes_nothing_is_an_error(
         self, scripted: ScriptedServer, code: str, kind: type[RiffleError]
     ) -> None:
         """A bulk delete with a success status that deletes nothing raises an error."""

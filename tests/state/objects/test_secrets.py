@@ -27,7 +27,7 @@ ARN = "arn:aws:kms:eu-central-1:1:key/k"
 
 
 @pytest.mark.parametrize(("key", "named"), [(ARN, ARN), ("aws/s3", None)])
-def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, key: str, named: str | None) -> None:
+def test_puts_request_server_encryption_with_s3_kms_key(scripted: ScriptedServer, key: str, named: str | None) -> None:
     """With `s3_kms_key` a put requests SSE-KMS with this key, or without a key for the account's default key, and keeps
     its condition. Other requests do not mention encryption.
     """
@@ -73,7 +73,7 @@ def test_a_secret_in_a_url_is_not_repeated(what: str, tmp_path: Path, caplog: py
 @pytest.mark.usefixtures("aws_environment")
 @pytest.mark.parametrize("endpoint", [f"http://user:{PLANTED}@127.0.0.1:1", f"user:{PLANTED}@127.0.0.1"])
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-def test_a_secret_in_awss_own_variables_is_not_repeated(
+def test_a_secret_in_aws_endpoint_variables_is_not_repeated(
     endpoint: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A secret in AWS's endpoint variables appears neither in the error nor in the log."""
@@ -82,7 +82,7 @@ def test_a_secret_in_awss_own_variables_is_not_repeated(
     test_a_secret_in_a_url_is_not_repeated(name, tmp_path, caplog)
 
 
-def test_keys_and_values_of_users_are_in_no_log_and_no_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_and_values_of_users_appear_in_no_log_or_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Keys and values of users appear in no report, record text or log of any level, also after a failure."""
     with caplog.at_level(logging.DEBUG):
         world = World(tmp_path, operators=two_stores(), snapshot_chain_links=2)
@@ -115,7 +115,7 @@ SECRETS = st.text(st.characters(exclude_characters="@?#/", exclude_categories=["
     st.sampled_from(["s3", "s3a", "hdfs", "viewfs", "abfs", "file", "memory", "http", "x"]), SECRETS,
     st.sampled_from(["{}@host/p", "u:{}@host/p", "u:a/{}@host/p", "u:{}/a/b@host/p", "u:{}@host", "u:p@{}@host/p"]),
 )  # fmt: skip
-def test_a_url_that_is_shown_has_no_user_password_or_query(scheme: str, secret: str, form: str) -> None:
+def test_a_masked_url_shows_no_user_password_or_query(scheme: str, secret: str, form: str) -> None:
     """A masked URL shows no user, password or query, except in paths of local files."""
     shown = masked(f"{scheme}://{form.format(secret)}")
     assert PLANTED not in shown or (scheme == "file" and "/" in form.partition("@")[0])
@@ -129,7 +129,7 @@ def test_a_url_that_is_shown_has_no_user_password_or_query(scheme: str, secret: 
     "form",
     ["AKIA:{}/RET@bucket/p", "s3://user@name:{}/RET@bucket/p", "s3://AKIA@{}/RET@bucket", "AKIA:SEC@{}@bucket/p"],
 )
-def test_what_is_no_url_of_ours_shows_no_secret_either(form: str) -> None:
+def test_an_invalid_root_url_is_masked_too(form: str) -> None:
     """A text that is not a valid root URL is masked too."""
     shown = masked(form.format(PLANTED))
     assert PLANTED not in shown
@@ -139,7 +139,7 @@ def test_what_is_no_url_of_ours_shows_no_secret_either(form: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["/tmp/a@b", "file:///tmp/a:b@c?d#e", "s3://bucket/a/c:d", "hdfs://nn:8020/a", ""])
-def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
+def test_a_url_without_a_secret_is_shown_unchanged(url: str) -> None:
     """A URL without a secret is shown unchanged, also a local path with an @."""
     assert masked(url) == url
 
@@ -149,9 +149,7 @@ def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
     ("part", "name"),
     [(S3Options, "kms_key"), (S3Options, "endpoint"), (GcsOptions, "endpoint"), (AzureOptions, "endpoint")],
 )
-def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(
-    part: Callable[..., object], name: str, value: str
-) -> None:
+def test_an_empty_or_multiline_store_option_is_refused(part: Callable[..., object], name: str, value: str) -> None:
     """An empty option or one of several lines is refused, so that an unset variable does not change where state is
     stored.
     """
@@ -172,17 +170,17 @@ def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
         lambda: store.list(name), lambda: store.delete([name]),
     ):  # fmt: skip
         try:
-            found = call()
+            result = call()
         except RiffleError:
             continue
-        assert found != b"not ours"
-        assert not isinstance(found, list) or all(not each.startswith((".", "/")) for each in found)
+        assert result != b"not ours"
+        assert not isinstance(result, list) or all(not each.startswith((".", "/")) for each in result)
     assert {path.name for path in above.iterdir()} <= {"root", "beside"}
     assert [path.name for path in (above / "beside").iterdir()] == ["file"]
 
 
 @given(NAMES)
-def test_a_stores_name_is_one_part_of_a_path(name: str) -> None:
+def test_a_store_name_is_one_short_path_component(name: str) -> None:
     """A store name is one short path component, because names of objects and local folders contain it."""
     try:
         check_store_name(name)

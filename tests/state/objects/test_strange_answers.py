@@ -21,13 +21,13 @@ LIST = "<ListBucketResult><IsTruncated>{}</IsTruncated><Contents>{}</Contents>{}
         LIST.format("true", "", "<NextContinuationToken>a</NextContinuationToken>" * 2),
     ],
 )
-def test_a_list_that_goes_on_for_ever_or_names_what_was_not_asked_for_is_refused(body: str) -> None:
+def test_an_endless_list_or_one_with_foreign_keys_is_refused(body: str) -> None:
     """A list with an invalid continuation token, with foreign keys, or with no or two keys per object is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0446"):
         answering(200, body.encode()).list("log/")
 
 
-def test_a_delete_that_fails_for_others_is_refused() -> None:
+def test_a_bulk_delete_that_reports_a_foreign_object_is_refused() -> None:
     """A bulk delete that reports a failure of another object is refused."""
     body = b"<DeleteResult><Error><Key>p/other</Key><Code>InternalError</Code></Error></DeleteResult>"
     with pytest.raises(ConfigError, match="RIFFLE-0446"):
@@ -35,7 +35,7 @@ def test_a_delete_that_fails_for_others_is_refused() -> None:
 
 
 @pytest.mark.parametrize("code", ["InternalError", "AccessDenied"])
-def test_an_error_that_names_two_codes_names_none(code: str) -> None:
+def test_an_error_with_two_codes_counts_as_one_without_a_code(code: str) -> None:
     """An error with two codes counts as an error without a code."""
     twice = f"<Code>{code}</Code>" * 2
     failed = f"<DeleteResult><Error><Key>p/a</Key>{twice}</Error></DeleteResult>"
@@ -55,7 +55,7 @@ def test_an_error_that_names_two_codes_names_none(code: str) -> None:
         (404, "<Error>?</Error>"),
     ],
 )
-def test_numbers_that_are_none_and_refusals_without_a_code_are_errors_of_ours(status: int, body: str) -> None:
+def test_invalid_numbers_in_answers_raise_riffles_errors(status: int, body: str) -> None:
     """Invalid numbers and refusals without a code raise one of riffle's errors, not boto3's."""
     with pytest.raises((ConfigError, UnavailableError)):
         answering(status, body.encode()).list("log/")
@@ -63,7 +63,7 @@ def test_numbers_that_are_none_and_refusals_without_a_code_are_errors_of_ours(st
         assert answering(status, body.encode()).get("log/1") is None
 
 
-def test_a_page_of_a_proxy_is_no_answer_and_is_not_quoted() -> None:
+def test_a_page_of_a_proxy_is_unavailable_and_not_quoted() -> None:
     """A page of a proxy raises UnavailableError without quoting the page, because the server may answer later."""
     with pytest.raises(UnavailableError, match="RIFFLE-0448") as caught:
         answering(206, b"who are you?").list("log/")

@@ -27,7 +27,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "member")
 
 
-def test_a_key_group_that_nobody_touched_has_no_copy(place: Place) -> None:
+def test_a_key_group_without_state_gets_no_copy(place: Place) -> None:
     """A key-group without state gets no copy, and nothing is read for it."""
     copies, brought = place.keeper().advance({3: EMPTY})
     assert copies == {}
@@ -35,7 +35,7 @@ def test_a_key_group_that_nobody_touched_has_no_copy(place: Place) -> None:
     assert place.store.calls == []
 
 
-def test_a_new_member_restores_and_then_folds(place: Place) -> None:
+def test_a_new_member_restores_copies_and_then_adds_new_links(place: Place) -> None:
     """The first call restores copies from the chain, and later calls add only new links."""
     place.seal(0, {1: {"a": 1, "b": 2}, 2: {"c": 3}})
     place.seal(1, {1: {"a": None, "d": 4}})
@@ -58,7 +58,7 @@ def test_a_restore_reads_the_snapshot_and_the_chain_after_it(place: Place) -> No
     assert sorted(name.split("/")[0] for _, name in place.store.calls) == ["delta", "totals"]
 
 
-def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None:
+def test_merging_the_top_of_a_stack_keeps_deletions(place: Place) -> None:
     """Merging the upper parts of a stack keeps deletions of keys that are in the snapshot below."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(5000)}})
     place.snapshot(1)
@@ -93,7 +93,7 @@ def test_stacks_are_merged_by_bytes_rows_and_parts(rows: int, length: int, merge
         parts.append(StackedPart("delta", 0, length, 0, rows, 1))
 
 
-def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
+def test_an_attempt_with_an_older_head_than_its_copy_is_out_of_date(place: Place) -> None:
     """An attempt that names an older head than a copy has raises OutOfDate, and the copy stays."""
     place.seal(0, {1: {"a": 1}})
     old = dict(place.entries)
@@ -106,7 +106,7 @@ def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
     assert place.bring().restores == 0
 
 
-def test_an_attempt_of_a_fenced_driver_does_not_take_copies_back(place: Place) -> None:
+def test_an_attempt_of_a_fenced_driver_does_not_revert_copies(place: Place) -> None:
     """An attempt of an older epoch raises OutOfDate if a newer epoch has advanced the copy."""
     place.seal(5, {1: {"a": 1}})
     old = dict(place.entries)
@@ -116,7 +116,7 @@ def test_an_attempt_of_a_fenced_driver_does_not_take_copies_back(place: Place) -
         place.bring(old, epoch=2)
 
 
-def test_a_copy_of_an_abandoned_line_is_restored(place: Place) -> None:
+def test_a_copy_of_an_abandoned_history_is_restored(place: Place) -> None:
     """After a rollback a copy of the abandoned history is restored, or dropped if its key-group has no state."""
     place.seal(0, {1: {"a": 1}})
     back, before = dict(place.entries), {1: dict(place.wanted[1])}
@@ -128,7 +128,7 @@ def test_a_copy_of_an_abandoned_line_is_restored(place: Place) -> None:
     assert place.folder.stacks("totals").key_groups() == [1]
 
 
-def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> None:
+def test_a_copy_at_the_head_of_an_unlisted_attempt_is_restored(place: Place) -> None:
     """A copy at the head of an attempt that was never listed is restored."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
@@ -140,7 +140,7 @@ def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> No
     assert place.bring().restores == 1
 
 
-def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place: Place) -> None:
+def test_a_keeper_whose_copy_another_process_advanced_reads_new_state(place: Place) -> None:
     """A keeper whose copy is advanced by another process while it fetches reads the newest state."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
@@ -165,7 +165,7 @@ ACTS = st.sampled_from(["bring", "bring", "snapshot", "forget", "move", "nothing
 
 
 @given(st.lists(st.tuples(DELTAS, ACTS, st.booleans()), max_size=10))
-def test_whatever_is_folded_or_restored_a_copy_equals_a_dictionary(
+def test_copies_equal_a_dictionary_after_random_changes(
     history: list[tuple[dict[int, dict[str, int | None]], str, bool]],
 ) -> None:
     """After random deltas, snapshots, lost copies and moves to other members, copies hold the committed state."""
@@ -190,7 +190,7 @@ def live_through(place: Place, history: list[tuple[dict[int, dict[str, int | Non
     assert place.strays() == []
 
 
-def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> None:
+def test_a_snapshot_checks_the_file_of_its_copy_again(place: Place) -> None:
     """A snapshot checks the copy's file again, although the same keeper has verified it for an earlier snapshot."""
     place.seal(0, {1: {f"k{n}": n for n in range(5_000)}})
     place.snapshot(1)
@@ -202,7 +202,7 @@ def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> No
     assert keeper.make_snapshot(1, place.entries[1], attempt(9)) == first
 
 
-def test_a_copy_that_another_process_moved_is_finished_only_at_its_head(place: Place) -> None:
+def test_a_copy_that_another_process_advanced_is_finished_at_its_head(place: Place) -> None:
     """A copy that another process advanced is finished only if it has reached its head, so that upkeep continues with
     it.
     """

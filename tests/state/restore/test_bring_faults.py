@@ -22,7 +22,7 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize(("bytes_left", "has_snapshot"), [(b"", False), (b"\xff" * 8192, True), (None, True)])
-def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None, has_snapshot: bool) -> None:
+def test_a_damaged_copy_is_restored_from_the_store(place: Place, bytes_left: bytes | None, has_snapshot: bool) -> None:
     """An emptied, overwritten or truncated copy is restored from the store."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(2000)}, 2: {"x": 1}})
     if has_snapshot:
@@ -59,7 +59,7 @@ def test_a_journal_of_another_store_is_not_used(place: Place) -> None:
     assert place.bring().restores == 2
 
 
-def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:
+def test_a_failed_restore_removes_unfinished_copies(place: Place) -> None:
     """A restore that misses an object removes unfinished copies, and the next restore succeeds."""
     place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     place.seal(1, {2: {"b": 2}})
@@ -71,7 +71,7 @@ def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:
     assert place.bring().restores == 2
 
 
-def test_a_store_that_is_away_is_told(place: Place) -> None:
+def test_a_store_that_does_not_answer_raises_unavailable_error(place: Place) -> None:
     """A store that does not answer raises UnavailableError, and the next call succeeds."""
     place.seal(0, {1: {"a": 1}})
     place.store.script(Fault("unavailable", "get", times=2))
@@ -83,7 +83,7 @@ def test_a_store_that_is_away_is_told(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("name", ["totals/", "delta/"])
-def test_an_object_whose_bytes_are_damaged_on_their_way_is_fetched_again(place: Place, kind: str, name: str) -> None:
+def test_an_object_corrupted_in_transit_is_fetched_again(place: Place, kind: str, name: str) -> None:
     """An object that is corrupted in transit is fetched again, and the restore succeeds."""
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
@@ -99,7 +99,7 @@ def test_an_object_whose_bytes_are_damaged_on_their_way_is_fetched_again(place: 
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("name", ["totals/", "delta/"])
-def test_a_damaged_object_is_named_and_never_believed(place: Place, kind: str, name: str) -> None:
+def test_a_damaged_object_is_named_and_does_not_change_the_copy(place: Place, kind: str, name: str) -> None:
     """A damaged delta or snapshot raises an error that names the object, and the copy does not change."""
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)

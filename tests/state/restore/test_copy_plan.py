@@ -71,11 +71,11 @@ def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head,
     """Return the contents of a copy after its plan, and check that each link fits the head before it."""
     if plan.action == "drop":
         return ()
-    at = plan.entry.snapshot.head if plan.action == "restore" and plan.entry.snapshot else head
+    base = plan.entry.snapshot.head if plan.action == "restore" and plan.entry.snapshot else head
     if plan.action == "restore" and not plan.entry.snapshot:
-        at = EMPTY_HEAD
-    assert at == plan.base
-    holding = contents[at]
+        base = EMPTY_HEAD
+    assert base == plan.base
+    holding = contents[base]
     for link in plan.links:
         assert contents[link.head] == (*holding, link.head), "a link was added to a head that it does not follow"
         holding = contents[link.head]
@@ -83,7 +83,7 @@ def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head,
 
 
 @given(pasts(), st.data())
-def test_a_copy_that_does_as_planned_holds_what_was_committed(past: Known, data: st.DataObject) -> None:
+def test_a_plan_leads_from_every_known_head_to_the_entrys_head(past: Known, data: st.DataObject) -> None:
     """From every known head, or without a copy, the plan leads to the entry's head, however the entry is cut."""
     whole = past.entries[-1]
     entry = data.draw(st.sampled_from(cut_entries(past)))
@@ -94,7 +94,7 @@ def test_a_copy_that_does_as_planned_holds_what_was_committed(past: Known, data:
 
 
 @given(pasts(), st.data())
-def test_a_cut_entry_is_decided_as_the_whole_one(past: Known, data: st.DataObject) -> None:
+def test_a_plan_from_a_cut_entry_equals_that_from_the_complete_one(past: Known, data: st.DataObject) -> None:
     """A plan from a cut entry equals the plan from the complete one, but may replace a restore by earlier links."""
     whole = past.entries[-1]
     entry = data.draw(st.sampled_from(cut_entries(past)))
@@ -107,7 +107,7 @@ def test_a_cut_entry_is_decided_as_the_whole_one(past: Known, data: st.DataObjec
 
 
 @given(pasts(), st.data(), st.integers(-1, 2))
-def test_a_copy_that_is_further_on_is_left_alone(past: Known, data: st.DataObject, newer: int) -> None:
+def test_a_copy_newer_than_the_entry_is_left_alone(past: Known, data: st.DataObject, newer: int) -> None:
     """A copy is left alone exactly if its head is not on the chain and has a newer epoch and version than the entry."""
     entry, epoch = data.draw(st.sampled_from(past.entries)), max(1, past.epoch - newer)
     for head in past.contents:
@@ -117,7 +117,7 @@ def test_a_copy_that_is_further_on_is_left_alone(past: Known, data: st.DataObjec
         assert (plan.action == "fold") == is_on
 
 
-def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> None:
+def test_the_complete_entry_is_requested_only_if_the_cut_one_is_too_short() -> None:
     """The complete entry is requested only for a copy that is neither on the cut chain nor beyond it."""
     links = tuple(Link(Head(version, f"2-{version:032x}"), 0, 1, 0, 1) for version in range(6))
     whole = Entry(None, links)
@@ -133,7 +133,7 @@ def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> 
     assert requested == [links[2].head, given_up, None]
 
 
-def test_a_copy_of_a_cache_that_was_left_behind_goes() -> None:
+def test_an_outdated_copy_of_a_cache_is_dropped() -> None:
     """A cache's copy that was left behind under the same driver is dropped, and the cache starts empty."""
     entry = Entry(None, (Link(Head(7, f"2-{7:032x}"), 0, 1, 0, 1),), cut=Head(6, f"2-{6:032x}"))
     assert plan_copy(Head(3, f"2-{3:032x}"), entry, 2, lambda: EMPTY).action == "drop"

@@ -70,7 +70,7 @@ def held_by(folder: Folder, place: Place, entries: dict[int, Entry]) -> dict[int
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.sample(step=4)
-def test_copies_at_any_head_reach_what_was_committed(place: Place, tmp_path: Path, seed: int) -> None:
+def test_copies_at_any_version_reach_the_newest_state_after_merges(place: Place, tmp_path: Path, seed: int) -> None:
     """Copies that stayed at each version, and new ones, reach the newest state after random merges."""
     chance = random.Random(seed)
     folders: list[Folder] = []
@@ -89,7 +89,7 @@ def test_copies_at_any_head_reach_what_was_committed(place: Place, tmp_path: Pat
         assert held_by(folder, place, place.entries) == place.wanted
 
 
-def test_a_member_merges_what_it_sealed_without_a_request(place: Place) -> None:
+def test_a_member_merges_its_own_deltas_without_a_get(place: Place) -> None:
     """A member merges deltas and merged deltas that it sealed itself without a GET."""
     for version in range(4):
         place.seal(version, {0: {"a": version, "b": 1}, 1: {"c": version}}, kept=True)
@@ -164,7 +164,7 @@ def test_a_damaged_local_block_is_not_merged(place: Place, share: float) -> None
 
 
 @pytest.mark.parametrize("is_one_value", [False, True])
-def test_a_local_block_that_is_damaged_after_it_was_found_is_not_merged(
+def test_a_local_block_damaged_after_it_was_found_is_not_merged(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_one_value: bool
 ) -> None:
     """If a local block is damaged after it was found, a checksum detects it, and all parts come from the store."""
@@ -178,14 +178,14 @@ def test_a_local_block_that_is_damaged_after_it_was_found_is_not_merged(
     damaged: list[bytes] = []
 
     def find_and_damage(parts: StackParts, links: Collection[Link]) -> dict[Link, StackedPart]:
-        found = find(parts, links)
-        if found and not damaged:
+        found_parts = find(parts, links)
+        if found_parts and not damaged:
             damaged.append(path.read_bytes())
             value_start = damaged[0].index((3).to_bytes(8, "little") * 50)
             changed = range(value_start, value_start + 1) if is_one_value else range(len(damaged[0]))
             with path.open("r+b") as file:
                 file.write(bytes(byte ^ (place in changed) for place, byte in enumerate(damaged[0])))
-        return found
+        return found_parts
 
     monkeypatch.setattr(part_files, "_MAPPED_FROM_BYTES", 0)  # private: maps small files, too
     monkeypatch.setattr(StackParts, "find_sealed_parts", find_and_damage)
@@ -208,7 +208,7 @@ def test_a_damaged_object_is_refused_and_nothing_is_put(place: Place) -> None:
     assert place.store.list("") == names
 
 
-def test_an_object_of_large_parts_has_one_per_key_group_and_its_own_size(
+def test_a_merged_object_of_large_parts_has_one_part_per_key_group(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A merged object of large parts has one part per key-group, one after the other, and the record has its size."""
@@ -223,10 +223,10 @@ def test_an_object_of_large_parts_has_one_per_key_group_and_its_own_size(
     parsed = paths.parse_object_name(name)
     assert parsed == ("merged", 1, 1)
     assert {link.merged.size for link in links if link.merged} == {len(data)} == {sum(link.length for link in links)}
-    assert [link.start for link in links] == [sum(one.length for one in links[:n]) for n in range(4)]
+    assert [link.start for link in links] == [sum(earlier.length for earlier in links[:n]) for n in range(4)]
 
 
-def test_an_object_of_small_parts_is_a_block(place: Place) -> None:
+def test_a_merged_object_of_small_parts_is_a_block(place: Place) -> None:
     """A merged object of small parts is a block, whose links share its checksum and its size."""
     for version in (0, 1):
         place.seal(version, {kg: {"a": version} for kg in range(4)})

@@ -32,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return place
 
 
-def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
+def test_a_member_without_copies_fetches_large_snapshots_in_ranges(place: Place) -> None:
     """A member without copies fetches large snapshots in ranges, each byte once, and restores the committed state."""
     brought = place.bring()
     assert (brought.restores, place.strays()) == (6, [])
@@ -54,7 +54,7 @@ def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
         ("missing", 0, 1 << 20),
     ],
 )
-def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
+def test_a_failed_range_fails_the_restore_and_removes_its_files(
     place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, skip: int, range_bytes: int
 ) -> None:
     """If a range fails, the restore raises the error, removes its files, and succeeds the next time."""
@@ -72,7 +72,7 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
 
 @pytest.mark.parametrize("range_bytes", [2_000, 1 << 20])
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
-def test_a_snapshot_that_is_damaged_on_its_way_is_fetched_again(
+def test_a_snapshot_corrupted_in_transit_is_fetched_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, range_bytes: int
 ) -> None:
     """A snapshot that is corrupted in transit is fetched again, in one range or several, and the restore succeeds."""
@@ -111,7 +111,7 @@ def harm_one(monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]) -> N
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_disk_that_does_not_keep_what_came_in_ranges_is_one_that_refuses(
+def test_a_disk_that_loses_fetched_bytes_raises_local_disk_error(
     place: Place, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     """A disk that loses fetched bytes raises LocalDiskError, blames no object, and the next restore succeeds."""
@@ -123,13 +123,13 @@ def test_a_disk_that_does_not_keep_what_came_in_ranges_is_one_that_refuses(
     assert place.bring().restores == 6
 
 
-def test_a_disk_that_gives_other_bytes_once_is_one_that_refuses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_reads_wrong_once_raises_local_disk_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that reads wrong once and right the second time raises LocalDiskError."""
     read, left = Path.read_bytes, [1]
 
     def read_bytes(path: Path) -> bytes:
-        found = read(path)
-        return bytes(len(found)) if path.suffix == ".part" and left and left.pop() else found
+        data = read(path)
+        return bytes(len(data)) if path.suffix == ".part" and left and left.pop() else data
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
@@ -137,7 +137,7 @@ def test_a_disk_that_gives_other_bytes_once_is_one_that_refuses(place: Place, mo
     assert place.bring().restores == 6
 
 
-def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_whose_file_is_deleted_raises_local_disk_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore whose file is deleted meanwhile raises LocalDiskError, and the next one succeeds."""
     touch, made = Path.touch, list[Path]()
 
@@ -154,13 +154,13 @@ def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monke
 
 
 @given(st.integers(0, 1_000_000_000), st.integers(0, 2_000_000_000))
-def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, others: int) -> None:
+def test_ranges_cover_a_snapshot_exactly(length: int, others: int) -> None:
     """Ranges cover a snapshot exactly. Each has at most 1.5 times the chosen size, and at least half of it unless it is
     the only one.
     """
     most = choose_range_bytes(length + others)
-    found = list(split_into_ranges(length, most))
-    assert [start for start, _ in found] == [0, *itertools.accumulate(size for _, size in found)][: len(found)]
-    assert sum(size for _, size in found) == length
-    assert all(2 * size <= 3 * most for _, size in found)
-    assert len(found) <= 1 or all(2 * size >= most for _, size in found)
+    ranges = list(split_into_ranges(length, most))
+    assert [start for start, _ in ranges] == [0, *itertools.accumulate(size for _, size in ranges)][: len(ranges)]
+    assert sum(size for _, size in ranges) == length
+    assert all(2 * size <= 3 * most for _, size in ranges)
+    assert len(ranges) <= 1 or all(2 * size >= most for _, size in ranges)

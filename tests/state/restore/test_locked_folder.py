@@ -94,7 +94,7 @@ def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: 
     assert place.strays() == []
 
 
-def test_a_copy_is_restored_without_the_lock_if_what_was_fetched_is_damaged_too(
+def test_a_copy_is_restored_again_if_the_fetched_file_is_damaged_too(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the lock, a copy is restored again if the fetched file is damaged too."""
@@ -130,7 +130,7 @@ def test_a_copy_of_a_key_group_without_state_is_not_read(place: Place) -> None:
     assert place.local(1) is None
 
 
-def test_a_cache_that_cannot_be_started_again_counts_as_lost(place: Place) -> None:
+def test_an_outdated_cache_counts_as_lost_without_the_lock(place: Place) -> None:
     """Without the lock, an outdated cache counts as lost, because its earlier rows are unknown."""
     place.bring()
     place.seal(1, {2: {"y": 2}}, epoch=2)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from riffle_spark.state.restore.prefetch import Budget, run_ahead
 
 
-def results(found: list[tuple[int, Future[int]]]) -> list[int]:
+def results(items: list[tuple[int, Future[int]]]) -> list[int]:
     """Return the results of the items."""
-    return [future.result() for _, future in found]
+    return [future.result() for _, future in items]
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 60), st.integers(1, 4))
-def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], bound: int, at_once: int) -> None:
+def test_items_are_returned_once_in_order_and_within_the_bound(sizes: list[int], bound: int, at_once: int) -> None:
     """Items are returned once and in order, and work that was started but not consumed exceeds the bound by at most one
     item.
     """
@@ -32,16 +32,16 @@ def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], b
             assert sum(begun) - sum(taken) - size < bound or len(begun) == len(taken) + 1
             yield size
 
-    found = []
+    items = []
     for item, future in run_ahead(lambda size: -size, source(), lambda size: size, bound, at_once):
-        found.append((item, future))
+        items.append((item, future))
         future.result()
         taken.append(item)
-    assert [item for item, _ in found] == sizes
-    assert results(found) == [-size for size in sizes]
+    assert [item for item, _ in items] == sizes
+    assert results(items) == [-size for size in sizes]
 
 
-def test_an_error_is_its_items_alone() -> None:
+def test_an_error_is_raised_only_for_its_own_item() -> None:
     """An error is raised only by the future of its own item."""
     for item, future in run_ahead(lambda n: 1 // n, [1, 0, 1], lambda _: 1, 10, 2):
         if item:
@@ -51,7 +51,7 @@ def test_an_error_is_its_items_alone() -> None:
                 future.result()
 
 
-def test_who_stops_listening_stops_the_work() -> None:
+def test_running_work_ends_if_the_consumer_stops() -> None:
     """If the consumer stops, running work ends, no other work starts, and no thread is left."""
     done: list[int] = []
     threads = {*threading.enumerate()}
@@ -67,7 +67,7 @@ def test_who_stops_listening_stops_the_work() -> None:
     assert {*threading.enumerate()} <= threads
 
 
-def test_a_budget_begins_one_thing_and_then_as_time_allows() -> None:
+def test_a_budget_allows_one_item_and_more_while_time_is_left() -> None:
     """A budget allows one item and then further ones while time is left, and counts bytes only for fetches."""
     now = [0.0]
     budget = Budget(1.0, 100_000, lambda: now[0])

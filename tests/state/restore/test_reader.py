@@ -20,14 +20,14 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "member")
 
 
-def test_a_part_of_any_length_is_not_made_room_for(place: Place) -> None:
+def test_a_huge_part_length_is_refused_without_allocating_memory(place: Place) -> None:
     """A record with a huge part length is refused without allocating memory, for a local file and for an object."""
     (sealed,) = place.seal(0, {1: {"a": 1}})
     with pytest.raises(CorruptStateError, match="RIFFLE-0397"):
         place.reader.read_outputs("", [sealed._replace(start=1, length=1 << 62)])
 
 
-def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
+def test_adjacent_parts_of_one_object_are_read_with_one_get(place: Place) -> None:
     """Adjacent parts of one object are read with one GET."""
     links = place.seal(0, {kg: {f"k{kg}": kg} for kg in range(8)})
     place.store.calls.clear()
@@ -36,21 +36,21 @@ def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
     assert [method for method, _ in place.store.calls] == ["get"]
 
 
-def test_parts_far_apart_are_read_apart() -> None:
+def test_parts_far_apart_are_read_separately() -> None:
     """Parts that are far apart are read separately."""
     near, far = link(1, start=0, length=10), link(1, start=10_000_000, length=10)
     assert join_into_runs([near, link(1, start=20, length=5), far]) == [[near, link(1, start=20, length=5)], [far]]
     assert join_into_runs([]) == []
 
 
-def test_a_missing_object_is_named(place: Place) -> None:
+def test_the_error_for_a_missing_object_names_it(place: Place) -> None:
     """A listed object that the store lacks raises CorruptStateError with its name."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0462") as caught:
         place.reader.read_outputs("", [link(3)])
     assert caught.value.where == link(3).object
 
 
-def test_bytes_that_are_no_part_are_told() -> None:
+def test_bytes_that_are_not_a_part_raise_corrupt_state_error() -> None:
     """Bytes that are not a part, or a part of a newer format, raise only CorruptStateError."""
     for data in (b"", b"nothing of ours", part_codec.encode(delta_table({"a": 1}))[:-40]):
         with pytest.raises(CorruptStateError) as caught:

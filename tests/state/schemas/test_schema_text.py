@@ -24,7 +24,7 @@ VARIABLES = (
 
 
 @pytest.mark.parametrize("state", [VALUE, pa.schema([])], ids=["columns", "no column"])
-def test_columns_come_back_from_their_text(state: pa.Schema) -> None:
+def test_a_schema_of_columns_is_equal_after_a_text_round_trip(state: pa.Schema) -> None:
     """A schema of plain columns equals the one that is read from its text, and a process caches it."""
     schema = PlainColumns("s", KEY, state)
     back = schema_of_text("s", schema.to_text())
@@ -34,25 +34,25 @@ def test_columns_come_back_from_their_text(state: pa.Schema) -> None:
 
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("variables", [VARIABLES, VARIABLES[:1], ()], ids=["of each kind", "one", "none"])
-def test_variables_come_back_from_their_text(variables: Sequence[Variable], indexed: bool) -> None:
+def test_a_schema_of_variables_is_equal_after_a_text_round_trip(variables: Sequence[Variable], indexed: bool) -> None:
     """A schema of variables equals the one that is read from its text, with names, kinds, fields, TTLs and index."""
     schema = VariableColumns("s", KEY, tuple(variables), indexed=indexed)
     back = schema_of_text("s", schema.to_text())
     assert back == schema
 
 
-def test_the_text_has_the_fields_that_records_have_always_had() -> None:
+def test_the_text_of_a_schema_has_the_fields_of_earlier_versions() -> None:
     """The text has the same fields as in all earlier versions, so that old and new drivers read each other's."""
-    kept = VariableColumns("s", KEY, VARIABLES[1:], indexed=True).to_text()
-    assert [*kept] == ["key", "variables", "indexed", "text"]
+    text = VariableColumns("s", KEY, VARIABLES[1:], indexed=True).to_text()
+    assert [*text] == ["key", "variables", "indexed", "text"]
     value, shop = schema_to_text(VALUE), schema_to_text(VARIABLES[2].key)
-    assert json.loads(kept["variables"]) == [
+    assert json.loads(text["variables"]) == [
         ["last", "list", value, None, 60_000],
         ["by_shop", "map", value, shop, 1],
     ]
-    assert schema_from_text(kept["key"]) == KEY
-    assert kept["indexed"] == "true"
-    assert kept["text"] == (
+    assert schema_from_text(text["key"]) == KEY
+    assert text["indexed"] == "true"
+    assert text["text"] == (
         "user: string, day: date32[day] | list last: (n: int64, tags: list<item: string>) for 60000 ms, "
         "map by_shop: (shop: int32) to (n: int64, tags: list<item: string>) for 1 ms"
     )

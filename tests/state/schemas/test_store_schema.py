@@ -25,8 +25,8 @@ def plain_rows() -> pa.Table:
 def timed_rows(*dues: int | None) -> pa.Table:
     """Return snapshot rows of one variable with their due times, the first of them with a long key."""
     rows = [
-        {"k": LONG if not at else f"k{at}", "__variable": "seen", "__due": due, "__state_seen": {"n": at}}
-        for at, due in enumerate(dues)
+        {"k": LONG if not index else f"k{index}", "__variable": "seen", "__due": due, "__state_seen": {"n": index}}
+        for index, due in enumerate(dues)
     ]
     return pa.Table.from_pylist(rows, schema=TIMED.part_schema())
 
@@ -41,7 +41,7 @@ def test_a_snapshot_is_sorted_by_hash() -> None:
     assert variables["__hash"].to_pylist() == sorted(key_hashes([timed_rows(7, None, 3)["k"]]).tolist())
 
 
-def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:
+def test_a_store_of_variables_reports_its_earliest_due_time() -> None:
     """A store of variables reports its earliest due time, and a store of plain columns has none."""
     assert PLAIN.earliest_ms(plain_rows()) is None
     assert TIMED.earliest_ms(timed_rows(None, 9, 7)) == TIMED.earliest_ms(TIMED.sealed(timed_rows(None, 9, 7))) == 7
@@ -49,7 +49,7 @@ def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:
     assert TIMED.earliest_ms(timed_rows()) is None
 
 
-def test_meanings_of_columns_stay_until_another_is_told() -> None:
+def test_recorded_meanings_of_columns_stay_until_new_ones_are_passed() -> None:
     """A driver that passes no meanings of columns keeps the recorded ones, and new meanings replace them."""
     first = make_recorded_text(None, PLAIN, 0, {"n": "count(1)"})
     assert read_meanings(first) == {"n": "count(1)"}
@@ -62,7 +62,7 @@ def test_meanings_of_columns_stay_until_another_is_told() -> None:
     assert read_meanings(make_recorded_text(None, PLAIN, 0)) == {}
 
 
-def test_values_of_the_epoch_that_added_a_column_stay() -> None:
+def test_a_column_hides_only_values_older_than_its_declaration() -> None:
     """A column hides only values that were written before the epoch that declared it."""
     wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
     schema = schema_of_text("s", make_recorded_text(make_recorded_text(None, PLAIN, 0), wide, 4))

@@ -89,7 +89,7 @@ def rank(schema: VariableColumns, row: dict[str, Any]) -> tuple[object, ...]:
 
 
 @given(wide_tables())
-def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
+def test_rows_of_a_part_are_equal_after_a_round_trip(drawn: Drawn) -> None:
     """Rows that are encoded as a part and read back are equal, also from merged parts."""
     schema, table = drawn
     table = distinct(schema, table)
@@ -122,7 +122,7 @@ def test_parts_of_the_first_format_are_read(drawn: Drawn) -> None:
 
 
 @given(wide_tables())
-def test_one_key_is_found_as_all_are(drawn: Drawn) -> None:
+def test_the_id_of_one_map_key_equals_the_id_in_its_row(drawn: Drawn) -> None:
     """The id of one map key equals the id in its row."""
     schema, table = drawn
     for row in table.to_pylist():
@@ -134,7 +134,7 @@ def test_one_key_is_found_as_all_are(drawn: Drawn) -> None:
             assert ids_of_keys(structs).tolist() == [id_of_key(name)]
 
 
-def test_a_part_lies_as_documented() -> None:
+def test_a_part_has_the_documented_layout() -> None:
     """A part is sorted by variable, hash and element, with ids, due orders, and without empty columns."""
     rows: list[dict[str, object]] = [
         {"k": "a", VARIABLE: "many", INDEX: 1, DUE: 4, "__state_many": {"n": 8}},
@@ -161,7 +161,7 @@ def test_a_part_lies_as_documented() -> None:
     assert part.column("__hash").to_pylist() == [a, a, b, b, a, a]
 
 
-def test_a_schema_is_sent_to_other_processes() -> None:
+def test_a_pickled_schema_equals_the_original() -> None:
     """A pickled schema equals the original without its compiled parts."""
     assert SCHEMA.names[-1] == TIMER
     schema = replace(SCHEMA, history=History((3,), ((("one",), 3),)))
@@ -188,7 +188,7 @@ def test_schemas_that_cannot_be_stored_are_refused(key: list[pa.Field], variable
 
 
 @pytest.mark.parametrize("key", [None, VALUE], ids=["value", "map"])
-def test_what_holds_nothing_holds_nothing_with_other_fields(key: pa.Schema | None) -> None:
+def test_rows_without_a_struct_have_none_after_fields_changed(key: pa.Schema | None) -> None:
     """Rows without a struct, such as deletions, have none after fields of the variable changed or were hidden."""
     kind: Kind = "value" if key is None else "map"
     before = Variable("v", kind, pa.schema([("n", pa.int32()), ("m", pa.int32())]), key)
@@ -196,19 +196,19 @@ def test_what_holds_nothing_holds_nothing_with_other_fields(key: pa.Schema | Non
     written = pa.array([value if key is None else {"key": {"n": 5}, "value": value}, None], before.type)
     now = Variable("v", kind, pa.schema([("m", pa.int64()), ("n", pa.int64())]), key)
     for structs, m in ((written, 2), (before.hide_fields(written, {"m"}), None)):
-        found, nothing = now.fit_to_fields(structs).to_pylist()
+        fitted, nothing = now.fit_to_fields(structs).to_pylist()
         assert nothing is None
-        assert (found if key is None else found["value"]) == {"m": m, "n": 1}
+        assert (fitted if key is None else fitted["value"]) == {"m": m, "n": 1}
 
 
-def test_a_map_that_was_written_as_another_kind_is_refused() -> None:
+def test_a_map_stored_as_another_kind_is_refused() -> None:
     """A map that was stored as another kind is refused, which parts of old roots may need."""
     before = Variable("v", "value", VALUE)
     with pytest.raises(CorruptStateError, match="RIFFLE-0471"):
         Variable("v", "map", VALUE, VALUE).fit_to_fields(pa.array([{"n": 1}], before.type))
 
 
-def test_many_bytes_are_sorted_some_key_groups_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_parts_are_sorted_by_key_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more bytes than Arrow sorts at once are sorted by key-group, and the parts are equal."""
     rows: list[dict[str, object]] = [
         {"k": f"{kg}{n}", VARIABLE: name, "__state_one": {"n": n} if name == "one" else None, DUE: n if n % 2 else None}
@@ -222,7 +222,7 @@ def test_many_bytes_are_sorted_some_key_groups_at_a_time(monkeypatch: pytest.Mon
     assert by_group.equals(at_once)
 
 
-def test_rows_of_variables_that_are_gone_are_left_out() -> None:
+def test_rows_of_removed_variables_and_fields_are_left_out() -> None:
     """Rows of removed variables and fields are left out, in parts of every format."""
     before = Variable("many", "list", pa.schema([("gone", pa.string()), ("n", pa.int32())]))
     other = VariableColumns("s", SCHEMA.key, (Variable("two", "value", VALUE), before))
