@@ -78,7 +78,9 @@ def settled(group: Group, settings: AssignSettings) -> Phase:
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 @given(group=groups(), standbys=st.integers(0, 2), warmups=st.integers(1, 4))
-def test_every_group_converges_valid_level_and_stable(strategy: str, group: Group, standbys: int, warmups: int) -> None:
+def test_every_group_converges_to_a_valid_balanced_stable_assignment(
+    strategy: str, group: Group, standbys: int, warmups: int
+) -> None:
     """Each round is valid and each new owner is caught up. At the end, owners are balanced and nothing moves."""
     settings = configured(strategy, num_standbys=standbys, max_warmup_replicas=warmups)
     phase = settled(group, settings)
@@ -91,7 +93,7 @@ def test_every_group_converges_valid_level_and_stable(strategy: str, group: Grou
 
 
 @given(group=groups(), standbys=st.integers(1, 2), warmups=st.integers(1, 2), data=st.data())
-def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
+def test_pointer_standbys_converge_without_warm_ups(
     group: Group, standbys: int, warmups: int, data: st.DataObject
 ) -> None:
     """If standbys are snapshot pointers, no standby warms up, whatever copies exist at the start. A task can move to a
@@ -116,7 +118,7 @@ def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     assert (again.owners, again.standbys, again.warmups, again.moves) == (done.owners, done.standbys, {}, ())
 
 
-def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait_for() -> None:
+def test_drains_of_stateless_tasks_leave_room_for_warm_ups() -> None:
     """Tasks without state leave a drained member without a copy. Their moves leave room for the tasks that must warm up
     first.
     """
@@ -141,7 +143,7 @@ def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait
 
 
 @given(group=groups(uniform=False), standbys=st.integers(0, 1))
-def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None:
+def test_tasks_per_slot_differ_by_at_most_one_for_unequal_members(group: Group, standbys: int) -> None:
     """With unequal numbers of slots, the owned tasks per slot differ by at most one."""
     phase = settled(group, configured(num_standbys=standbys, max_warmup_replicas=4))
     assert phase.converged
@@ -150,7 +152,7 @@ def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None
 
 
 @given(group=groups(stores=1))
-def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
+def test_adding_a_member_moves_tasks_only_to_it(group: Group) -> None:
     """A new member gets tasks, and the existing members exchange none."""
     before = settled(group, configured(max_warmup_replicas=50)).after
     after = settled(
@@ -261,7 +263,7 @@ def _cost(group: Group, owners: Mapping[TaskId, str], settings: AssignSettings) 
 
 
 @given(group=groups(stores=1))
-def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None:
+def test_the_target_costs_no_more_than_a_brute_force_search_finds(group: Group) -> None:
     """In small groups, no balanced placement is cheaper than the target."""
     names = sorted(group.members)[:3]
     small = Group(
@@ -276,7 +278,7 @@ def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32))
-def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> None:
+def test_counts_are_balanced_with_the_fewest_moves(rows: int, members: int, seed: int) -> None:
     """The counts are within their ranges, and no other counts within them keep more tasks at their owners."""
     chance = np.random.default_rng(seed)
     owned = chance.integers(0, 3, (rows, members))
@@ -301,12 +303,12 @@ def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> 
     assert kept == best
 
 
-def test_a_view_of_no_tasks_is_fine() -> None:
+def test_a_view_without_tasks_gets_an_empty_assignment() -> None:
     """A view without tasks gets an empty assignment."""
     assert assign(view("a:"), AssignSettings()) == Assignment({}, target={})
 
 
-def test_a_view_is_not_changed() -> None:
+def test_the_assignor_does_not_change_its_view() -> None:
     """The assignor does not change its input."""
     told = view("a:0-7 b: c:")
     before = repr(told)
