@@ -46,7 +46,7 @@ def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
     return {("totals", kg, *found[0]) for kg, found in of.items()}
 
 
-def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
+def test_a_new_executor_gets_an_empty_folder(tmp_path: Path) -> None:
     """A new executor gets an empty folder, and its census has the disk and memory."""
     home = home_of("memory://census-new", tmp_path)
     found = take_census(CensusOrder(home), "1")
@@ -57,7 +57,7 @@ def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
     assert min(found.memory) > 10**6
 
 
-def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Member) -> None:
+def test_a_census_lists_copies_with_heads_and_sealed_deltas(member: Member) -> None:
     """A census lists each copy with its head, which is the base of the last batch, and the sealed deltas of both
     batches.
     """
@@ -68,7 +68,7 @@ def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Membe
     assert folder_of(member.home, "1").sealed_path(1, found.sealed[1]).exists()
 
 
-def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
+def test_a_census_omits_damaged_copies(member: Member) -> None:
     """Copies are not listed if their journal or a file of their parts is damaged or missing. Without the file they are
     deleted.
     """
@@ -101,14 +101,14 @@ def strays(folder: Folder) -> list[Path]:
     return [part, fetched, half_written, next_journal]
 
 
-def test_what_dead_processes_left_half_done_goes(member: Member) -> None:
+def test_a_census_deletes_unlisted_files_of_an_unused_folder(member: Member) -> None:
     """If no process uses a folder, a census deletes the files that no stack lists."""
     left = strays(folder_of(member.home, "1"))
     assert len(census(member).copies) == 3
     assert [path for path in left if path.exists()] == []
 
 
-def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
+def test_partly_fetched_snapshots_stay_for_folder_cleanup_seconds(member: Member) -> None:
     """Partly fetched snapshots stay for `folder_cleanup_seconds`, so that the next upkeep can continue them."""
     store = folder_of(member.home, "1").path / "incoming" / "totals"
     parts = [store / f"000{n}.{paths.snapshot_id(3, '1-aa')}" for n in range(2)]
@@ -120,7 +120,7 @@ def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
     assert [part.exists() for part in parts] == [False, True]
 
 
-def test_what_a_slot_is_at_work_on_stays(member: Member) -> None:
+def test_a_census_deletes_no_files_while_a_slot_uses_the_folder(member: Member) -> None:
     """While a slot uses the folder, a census deletes no files."""
     folder = folder_of(member.home, "1")
     with folder.hold():
@@ -136,7 +136,7 @@ def abandoned(home: Home, executor: str, *, seconds: float) -> Path:
     return path
 
 
-def test_folders_that_nobody_comes_back_to_are_removed(member: Member, tmp_path: Path) -> None:
+def test_unused_folders_of_ended_executors_are_removed(member: Member, tmp_path: Path) -> None:
     """Folders of ended executors are removed when they were unused for `folder_cleanup_seconds`. Recently used folders,
     those of live executors and those of other roots stay.
     """
@@ -157,7 +157,7 @@ def test_folders_that_nobody_comes_back_to_are_removed(member: Member, tmp_path:
     assert mine.exists()
 
 
-def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
+def test_an_old_folder_stays_while_a_late_task_holds_it(member: Member) -> None:
     """An old folder stays while a late task of an ended executor holds it."""
     everybody = replace(member.home, live=frozenset(f"{member.home.application}/{n}" for n in ("1", "late")))
     late = folder_of(everybody, "late")
@@ -170,7 +170,7 @@ def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
     assert census(member, folder_cleanup_seconds=60).folders_removed == 1
 
 
-def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failed_census_returns_the_error(tmp_path: Path) -> None:
     """A census that fails returns the error."""
     (tmp_path / "file").write_text("in the way")
     found = take_census(CensusOrder(home_of("memory://census-fails", tmp_path / "file" / "below")), "7")
@@ -178,7 +178,7 @@ def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
     assert "local_dir" in (found.error or "")
 
 
-def test_rack_and_tags_are_those_of_the_environment(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rack_and_tags_come_from_the_environment(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rack and the tags of a census come from the environment."""
     monkeypatch.setenv("RIFFLE_TAG_POOL", "spot")
     assert census(member).rack is None
@@ -194,7 +194,7 @@ def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None
     told.put((executor, found.member, found.error))  # type: ignore[attr-defined]
 
 
-def test_executors_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
+def test_executors_that_start_at_the_same_time_get_different_folders(tmp_path: Path) -> None:
     """Executors that start at the same time get different folders. Free folders are reused before new ones are made."""
     executors = [str(n) for n in range(4)]
     home = home_of("memory://census-race", tmp_path)

@@ -98,7 +98,7 @@ class Kept:
 
 
 @pytest.mark.long
-def test_copies_take_little_more_than_their_snapshots(tmp_path: Path) -> None:
+def test_copies_take_at_most_2_2_times_their_snapshots_on_disk(tmp_path: Path) -> None:
     """After batches and upkeep, copies take at most 2.2 times the bytes of their snapshots on disk."""
     query = Kept(tmp_path / "local", 2, key_groups=128)
     query.feed(range(5120), 5120)
