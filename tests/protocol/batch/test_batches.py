@@ -36,7 +36,7 @@ def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, err
     assert world.state("totals") == {"a": (1, 1)}
 
 
-def test_a_batch_that_never_finds_its_place_ends(world: World) -> None:
+def test_a_batch_whose_slots_stay_misplaced_fails(world: World) -> None:
     """If slots stay misplaced, the batch fails after a number of runs with a remedy. Nothing is committed."""
     with pytest.raises(UnavailableError, match="RIFFLE-0515") as caught:
         world.batch(0, one(1), lambda attempt: _with_error(attempt.run(), "OutOfDate"))
@@ -53,7 +53,7 @@ def test_a_lost_block_never_mixes_attempts(world: World) -> None:
 
 
 @pytest.mark.parametrize(("drop", "told"), [(True, "missing"), (False, "not asked for")])
-def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
+def test_a_missing_or_second_receipt_fails_the_batch(world: World, drop: bool, told: str) -> None:
     """A slot with no receipt or with two receipts fails the batch."""
 
     def perform(attempt: Attempt) -> pa.Table:
@@ -73,7 +73,7 @@ def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
 
 
 @pytest.mark.parametrize("exact", [2, 0])
-def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
+def test_lost_or_repeated_rows_fail_the_batch(world: World, monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
     """A difference between routed and received rows is checked by an exact count. If rows were lost or repeated, the
     batch fails.
     """
@@ -125,7 +125,7 @@ def test_a_sink_that_raises_commits_nothing(world: World) -> None:
     assert [call.id for call in world.sinks["totals"].calls] == ["query/0/0"] * 2
 
 
-def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None:
+def test_a_possibly_renamed_store_is_a_warning(world: World) -> None:
     """A new store beside one that is no longer declared may be a renamed store. One warning says so, with the batch to
     return to.
     """

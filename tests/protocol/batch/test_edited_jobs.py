@@ -314,7 +314,7 @@ def edited(world: World, operators: list[Operator], **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
+def test_an_edited_job_continues_with_its_state_or_is_refused(name: str, tmp_path: Path) -> None:
     """A query continues after an edit and the loss of all copies with the expected state, or is refused. A refusal
     changes no object.
     """
@@ -346,7 +346,7 @@ def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [("u", 1_000), ("t", 600_000), ("t", 0)], ids=["column", "longer", "shorter"])
-def test_another_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Path) -> None:
+def test_a_changed_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Path) -> None:
     """State does not depend on the watermark column and delay, as in Spark."""
     world = World(tmp_path, operators=[with_watermark(counted(**TOTAL)(), Watermark("t", 1_000))])
     feed(world, 0, BEFORE)
@@ -355,7 +355,7 @@ def test_another_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Pa
     assert answered(world)["total"] == 8
 
 
-def test_a_store_under_another_name_starts_empty_with_a_warning(tmp_path: Path) -> None:
+def test_a_renamed_store_starts_empty_with_a_warning(tmp_path: Path) -> None:
     """A renamed store starts empty. A warning has both names."""
     world = World(tmp_path, operators=[counted(**TOTAL)()])
     feed(world, 0, BEFORE)
@@ -366,7 +366,7 @@ def test_a_store_under_another_name_starts_empty_with_a_warning(tmp_path: Path) 
     assert answered(world, "renamed")["total"] == 3
 
 
-def test_a_column_that_differs_in_case_alone_is_another_where_case_counts(tmp_path: Path) -> None:
+def test_case_sensitive_column_names_are_distinct(tmp_path: Path) -> None:
     """With case-sensitive names, a column that differs only in case is another column."""
     rows = pa.schema([*ROWS, ("V", pa.int64())])
     one, other = (
@@ -379,7 +379,7 @@ def test_a_column_that_differs_in_case_alone_is_another_where_case_counts(tmp_pa
         world.batch(1, pa.Table.from_pylist([{**AFTER, "V": 1}], schema=rows))
 
 
-def test_a_root_that_says_nothing_of_results_is_continued(tmp_path: Path) -> None:
+def test_a_root_without_result_declarations_is_continued(tmp_path: Path) -> None:
     """For a root of an earlier version, which has no declarations, any declaration that can read the columns is
     accepted. Later records have the declaration.
     """

@@ -56,7 +56,9 @@ CHANGED = {
 )
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.sample(step=2)
-def test_a_restart_with_changed_columns_goes_on(change: str, at_hand: bool, snapshots: bool, tmp_path: Path) -> None:
+def test_a_query_continues_after_a_restart_with_changed_columns(
+    change: str, at_hand: bool, snapshots: bool, tmp_path: Path
+) -> None:
     """A query with changed columns reads deltas and snapshots with the old columns, from the store or beside local
     copies.
     """
@@ -95,20 +97,22 @@ VARIABLES = VariableColumns("s", KEY, (Variable("a", "value", N), Variable("m", 
     ],
     ids=["moved, another life", "less, and wider", "one more", "another kind", "another map key", "timers gone"],
 )
-def test_variables_change_as_columns_do(variables: tuple[Variable, ...], indexed: bool, allowed: bool) -> None:
+def test_variables_can_be_added_removed_and_reordered(
+    variables: tuple[Variable, ...], indexed: bool, allowed: bool
+) -> None:
     """Variables may be added, removed or reordered, and their fields change like columns. Kinds, map keys and timers
     must stay.
     """
     assert VariableColumns("s", KEY, variables, indexed).can_read(VARIABLES.to_text()) is allowed
 
 
-def test_one_kind_of_store_never_becomes_the_other() -> None:
+def test_a_store_cannot_change_between_columns_and_variables() -> None:
     """A store of columns cannot be read as variables, nor variables as columns."""
     assert not VARIABLES.can_read(PlainColumns("s", KEY, N).to_text())
     assert not PlainColumns("s", KEY, N).can_read(VARIABLES.to_text())
 
 
-def test_times_to_be_due_may_come_and_never_go() -> None:
+def test_timers_can_be_added_but_not_removed() -> None:
     """A processor with timers reads state without timers. A processor without timers cannot read state with timers."""
     untimed = VariableColumns("s", KEY, VARIABLES.variables, indexed=False)
     assert VARIABLES.can_read(untimed.to_text())

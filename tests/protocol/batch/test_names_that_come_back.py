@@ -242,7 +242,9 @@ PHASES = st.lists(
 @costly(6)
 @given(first=KINDS_DRAWN, phases=PHASES)
 @pytest.mark.sample("columns")
-def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
+def test_the_output_depends_only_on_the_declarations(
+    kinds: tuple[str, ...], first: list[int], phases: list[Any]
+) -> None:
     """The output depends on the declarations only, whatever was merged, lost, rolled back or crashed."""
     with tempfile.TemporaryDirectory() as folder:
         walk = Walk(Path(folder), of_variables=" " in kinds[0])
@@ -263,7 +265,7 @@ def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: 
 
 
 @pytest.mark.parametrize("of_variables", [False, True], ids=["columns", "variables"])
-def test_a_snapshot_gives_nothing_to_a_name_that_came_later(of_variables: bool, tmp_path: Path) -> None:
+def test_an_old_snapshot_does_not_fill_a_new_column_of_the_same_name(of_variables: bool, tmp_path: Path) -> None:
     """A snapshot with an earlier column of the same name does not fill the new column."""
     kind = "value long" if of_variables else "long"
     walk = Walk(tmp_path, of_variables)
@@ -280,9 +282,7 @@ def test_a_snapshot_gives_nothing_to_a_name_that_came_later(of_variables: bool, 
 
 
 @pytest.mark.parametrize("of_variables", [False, True], ids=["columns", "variables"])
-def test_upkeep_of_a_driver_that_is_gone_takes_no_snapshot_of_what_a_newer_one_wrote(
-    of_variables: bool, tmp_path: Path
-) -> None:
+def test_late_upkeep_of_a_fenced_driver_takes_no_snapshot_of_newer_state(of_variables: bool, tmp_path: Path) -> None:
     """Late upkeep of a fenced driver, which does not know the new columns, does not snapshot newer state."""
     kind = "value long" if of_variables else "long"
     walk = Walk(tmp_path, of_variables)
