@@ -66,7 +66,7 @@ def copied(tmp_path: Path) -> tuple[World, Machines]:
     return world, machines
 
 
-def test_a_second_executor_on_a_copied_disk_is_refused_until_its_folder_is_removed(tmp_path: Path) -> None:
+def test_a_second_executor_with_the_same_member_id_is_refused(tmp_path: Path) -> None:
     """The second executor with the same member id gets no key-groups, and its census is repeated less and less often.
     State stays correct.
     """
@@ -104,7 +104,7 @@ def test_a_refused_executor_takes_over_when_the_other_one_is_lost(tmp_path: Path
     assert world.state("totals") == {key: (10, sum(range(10))) for key in KEYS}
 
 
-def test_of_three_executors_on_copied_disks_one_takes_part(tmp_path: Path) -> None:
+def test_one_of_three_executors_on_copied_disks_is_the_member(tmp_path: Path) -> None:
     """Of three executors with the same member id, the same one stays the member."""
     world, machines = copied(tmp_path)
     shutil.copytree(tmp_path / "host-11", tmp_path / "host-13")
