@@ -39,7 +39,7 @@ def batch_of(version: int) -> pa.Table:
     return rows_of(*[(key, version, 100 * version + at) for at, key in enumerate(KEYS)])
 
 
-def test_copies_merged_by_a_declaration_of_another_line_are_restored(
+def test_copies_without_a_column_are_restored_after_a_root_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query without a column merges copies and fails. After the root is restored, a query with that column has the
