@@ -101,11 +101,15 @@ def test_pointer_standbys_converge_without_warm_ups(
     """
     settings = configured(num_standbys=standbys, max_warmup_replicas=warmups, standby_mode="snapshot_pointer")
     before = group.view()
-    found = {m.id: data.draw(st.sampled_from([0, 0, 10, None]), m.id) for m in before.members}
-    extra = {m: lag for m, lag in found.items() if lag is not None}
+    drawn_lags = {m.id: data.draw(st.sampled_from([0, 0, 10, None]), m.id) for m in before.members}
+    extra = {m: lag for m, lag in drawn_lags.items() if lag is not None}
     lags = {each: {**extra, **before.lags.get(each, {})} for each in before.owners}
     drawn = {each: (data.draw(st.sampled_from(before.members)).id,) for each in before.owners}
-    present = {each: told for each, told in drawn.items() if before.owners[each] not in told}
+    present = {
+        each: standbys_of_task
+        for each, standbys_of_task in drawn.items()
+        if before.owners[each] not in standbys_of_task
+    }
     before = replace(before, lags=lags, standbys=present)
     for _ in range(4 + 4 * len(before.tasks)):
         done = assign(before, settings)
@@ -195,17 +199,18 @@ def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
 def test_the_order_of_the_input_does_not_matter(group: Group, seed: int) -> None:
     """Members, tasks and mappings in another order give the same assignment."""
     settings = configured("min_cost", num_standbys=1)
-    told = group.view()
+    before = group.view()
     shuffled = replace(
-        told,
-        members=_shuffled(told.members, seed),
-        tasks=_shuffled(told.tasks, seed),
-        owners=dict(_shuffled(tuple(told.owners.items()), seed)),
+        before,
+        members=_shuffled(before.members, seed),
+        tasks=_shuffled(before.tasks, seed),
+        owners=dict(_shuffled(tuple(before.owners.items()), seed)),
         lags={
-            each: dict(_shuffled(tuple(held.items()), seed)) for each, held in _shuffled(tuple(told.lags.items()), seed)
+            each: dict(_shuffled(tuple(held.items()), seed))
+            for each, held in _shuffled(tuple(before.lags.items()), seed)
         },
     )
-    assert repr(assign(told, settings)) == repr(assign(shuffled, settings))
+    assert repr(assign(before, settings)) == repr(assign(shuffled, settings))
 
 
 def _shuffled(values: tuple, seed: int) -> tuple:  # type: ignore[type-arg]
@@ -286,14 +291,14 @@ def test_counts_are_balanced_with_the_fewest_moves(rows: int, members: int, seed
     low, high = np.array([each[0] for each in ranges]), np.array([each[1] for each in ranges])
     least, most = fair_range(int(owned.sum()), [1] * members)
     zero = np.zeros_like(owned)
-    found = balance_counts(
+    balanced_counts = balance_counts(
         Demand(
             owned, zero, zero, owned.sum(axis=1) * 0, np.ones_like(owned, bool),
             Bounds(low, high, np.array(least), np.array(most)), owned.sum(axis=0) * 0,
             np.ones(members, np.int64), 55, 4500,
         )
     )  # fmt: skip
-    kept = int(np.minimum(found, owned).sum())
+    kept = int(np.minimum(balanced_counts, owned).sum())
     best = 0
     for cells in itertools.product(*(range(a, b + 1) for a, b in zip(low.ravel(), high.ravel(), strict=True))):
         other = np.array(cells).reshape(rows, members)
@@ -310,7 +315,7 @@ def test_a_view_without_tasks_gets_an_empty_assignment() -> None:
 
 def test_the_assignor_does_not_change_its_view() -> None:
     """The assignor does not change its input."""
-    told = view("a:0-7 b: c:")
-    before = repr(told)
-    assign(told, AssignSettings(num_standbys=1))
-    assert repr(told) == before
+    given_view = view("a:0-7 b: c:")
+    before = repr(given_view)
+    assign(given_view, AssignSettings(num_standbys=1))
+    assert repr(given_view) == before

@@ -26,9 +26,9 @@ def test_an_invalid_custom_assignment_is_refused_with_its_violations() -> None:
     before = view("a:0-1 b:2-3")
     done = assign(before, replace(SETTINGS, assignor=broken_assignor))
     assert done.owners == before.owners
-    said = "\n".join(done.warnings)
+    warning_text = "\n".join(done.warnings)
     for part in ("task g_1 has no owner", "task g_99 is unknown", "owner nobody of task g_0 is not a live member"):
-        assert part in said
+        assert part in warning_text
 
 
 def raising_assignor(before: View, _: AssignSettings) -> Assignment:
@@ -110,9 +110,9 @@ def test_an_assignment_with_unusable_fields_is_refused(field: dict[str, Any]) ->
     assert done.owners[task(0)] == "a"
 
 
-def numpys(given: TaskId) -> TaskId:
+def numpys(task_id: TaskId) -> TaskId:
     """Return an equal task id whose key-group is a NumPy integer."""
-    return TaskId(given.group, np.int64(given.key_group))  # type: ignore[arg-type]
+    return TaskId(task_id.group, np.int64(task_id.key_group))  # type: ignore[arg-type]
 
 
 def numpys_assignor(before: View, settings: AssignSettings) -> Assignment:
@@ -130,9 +130,9 @@ def test_numpy_integers_in_an_assignment_become_python_integers() -> None:
     """NumPy integers become Python integers, because orders and reports are JSON."""
     before, settings = view("a: b: c:", total=3), replace(SETTINGS, num_standbys=1)
     done = assign(before, replace(settings, assignor=numpys_assignor))
-    told = [*done.owners, *done.standbys, *done.target, *(move.task for move in done.moves)]
+    tasks = [*done.owners, *done.standbys, *done.target, *(move.task for move in done.moves)]
     assert (done.owners, done.standbys) == (assign(before, settings).owners, assign(before, settings).standbys)
-    assert {type(each.key_group) for each in told} == {int}
+    assert {type(each.key_group) for each in tasks} == {int}
     assert {type(members) for members in done.standbys.values()} == {tuple}
 
 
@@ -206,8 +206,8 @@ def test_sticky_and_hash_warn_of_settings_that_they_ignore(assignor: str) -> Non
     """The sticky and hash assignors ignore some settings, and a warning lists those that are set."""
     settings = replace(SETTINGS, assignor=assignor)
     assert assign(view("a:0-1 b:2-3"), settings).warnings == ()
-    asked = replace(settings, rebalance_enable="none", moves_at_once=0)
-    (said,) = assign(view("a:0-1 b:2-3"), asked).warnings
-    assert said.startswith(
+    changed_settings = replace(settings, rebalance_enable="none", moves_at_once=0)
+    (warning,) = assign(view("a:0-1 b:2-3"), changed_settings).warnings
+    assert warning.startswith(
         f"[RIFFLE-0775] The assignor {assignor} ignores these settings: rebalance_enable, moves_at_once. What to do: "
     )

@@ -100,12 +100,12 @@ def test_moves_at_once_does_not_limit_a_drain() -> None:
     assert "b" not in done.owners.values()
 
 
-@pytest.mark.parametrize("asked", [{"include": (("disk", "ssd"),)}, {"exclude": (("id", "a"), ("id", "b"))}])
-def test_filters_that_exclude_every_member_are_ignored_with_a_warning(asked: dict[str, object]) -> None:
+@pytest.mark.parametrize("filters", [{"include": (("disk", "ssd"),)}, {"exclude": (("id", "a"), ("id", "b"))}])
+def test_filters_that_exclude_every_member_are_ignored_with_a_warning(filters: dict[str, object]) -> None:
     """If filters exclude every member, a warning names the filter, and every task still has an owner."""
-    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, **asked))  # type: ignore[arg-type]
+    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, **filters))  # type: ignore[arg-type]
     assert Counter(done.owners.values()) == {"a": 2, "b": 2}
-    assert f"[RIFFLE-0777] {next(iter(asked))} = " in done.warnings[0]
+    assert f"[RIFFLE-0777] {next(iter(filters))} = " in done.warnings[0]
 
 
 def test_a_warning_counts_standbys_that_forced_awareness_leaves_unassigned() -> None:
@@ -140,7 +140,9 @@ def test_a_task_forbidden_on_every_member_is_still_placed_with_a_warning() -> No
     """A task that the user cost forbids on every member still gets an owner, and a warning names it. The cost applies
     to all other tasks.
     """
-    done = settled(view("a:0-1 b:2-3"), cost_of(lambda each, at: None if each.id.key_group == 0 or at.id == "b" else 0))
+    done = settled(
+        view("a:0-1 b:2-3"), cost_of(lambda each, member: None if each.id.key_group == 0 or member.id == "b" else 0)
+    )
     assert {done.owners[task(n)] for n in range(1, 4)} == {"a"}
     assert "[RIFFLE-0773]" in done.warnings[0]
 
@@ -156,15 +158,15 @@ def test_a_user_goal_is_met_without_breaking_earlier_goals() -> None:
     causes no more moves.
     """
     before = view("a:0-5 b:6-11 c:12-17")
-    asked = replace(SETTINGS, goals=("balance", tenants_apart))
-    first = assign(before, asked)
+    settings = replace(SETTINGS, goals=("balance", tenants_apart))
+    first = assign(before, settings)
     goals = {move.goal for move in first.moves}
-    done = settled(before, asked)
+    done = settled(before, settings)
     assert Counter(done.owners.values()) == {"a": 6, "b": 6, "c": 6}
     assert max(Counter(done.owners[task(n)] for n in range(4)).values()) == 2
     assert "tenants_apart" in goals
     assert sum(done.owners[each] != owner for each, owner in before.owners.items()) == 4, "two exchanges"
-    assert not assign(caught_up(before, done), asked).moves
+    assert not assign(caught_up(before, done), settings).moves
 
 
 def test_an_earlier_goal_takes_priority_over_a_later_one() -> None:
@@ -238,9 +240,9 @@ def test_the_target_of_goals_stays_the_same_until_it_is_reached(seed: int) -> No
     owners = {each.id: chance.choice(members).id for each in tasks}
     before = View(members, tasks, owners, lags={of: {owner: 0} for of, owner in owners.items()})
     goals = chance.choice([(tenants_apart,), ("balance", tenants_apart), ("rack", tenants_apart, "balance")])
-    asked = AssignSettings(max_warmup_replicas=3, rack_aware_assignment_strategy="min_cost", goals=goals)
-    first = assign(before, asked)
-    done = settled(before, asked)
+    settings = AssignSettings(max_warmup_replicas=3, rack_aware_assignment_strategy="min_cost", goals=goals)
+    first = assign(before, settings)
+    done = settled(before, settings)
     assert done.owners == first.target
 
 
@@ -261,10 +263,10 @@ def test_unknown_tags_and_unplaced_standbys_are_warnings() -> None:
     before = view("a:0-1 b:2-3")
     before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
     odd = replace(SETTINGS, exclude=(("rak", "c"),), rack_aware_assignment_tags=("zne",), num_standbys=2)
-    said = "\n".join(assign(before, odd).warnings)
-    assert "[RIFFLE-0778] exclude has no effect for the tag rak, because no member has it." in said
-    assert "rack_aware_assignment_tags has no effect for the tag zne" in said
-    assert "[RIFFLE-0779] num_standbys = 2" in said
+    warning_text = "\n".join(assign(before, odd).warnings)
+    assert "[RIFFLE-0778] exclude has no effect for the tag rak, because no member has it." in warning_text
+    assert "rack_aware_assignment_tags has no effect for the tag zne" in warning_text
+    assert "[RIFFLE-0779] num_standbys = 2" in warning_text
     assert (
         assign(before, replace(odd, exclude=(("id", "z"),), rack_aware_assignment_tags=(), num_standbys=1)).warnings
         == ()

@@ -153,10 +153,10 @@ def test_racks_and_measured_weights_apply_together(weights: list[int], prior_own
     racked = replace(SETTINGS, rack_aware_assignment_strategy=strategy)
     plain, done = settled(before, SETTINGS), settled(before, racked)
 
-    def most(found: Assignment) -> int:
+    def most(assignment: Assignment) -> int:
         work = Counter[str]()
         for each in tasks:
-            work[found.owners[each.id]] += each.weight or 0
+            work[assignment.owners[each.id]] += each.weight or 0
         return max(work.values())
 
     assert most(done) <= max(1.2 * sum(weights) / 4, most(plain)) + max(weights) / 2
@@ -165,9 +165,9 @@ def test_racks_and_measured_weights_apply_together(weights: list[int], prior_own
         done = settled(before, racked)
     assert not assign(caught_up(before, done), racked).moves
 
-    def read(found: Assignment) -> int:
+    def read(assignment: Assignment) -> int:
         racks = {member.id: member.rack for member in members}
-        return sum(each.owner_traffic.parts_read_across(racks[found.owners[each.id]]) for each in tasks)
+        return sum(each.owner_traffic.parts_read_across(racks[assignment.owners[each.id]]) for each in tasks)
 
     assert read(done) <= 1.1 * read(plain) + 1000 * max(weights)
 
@@ -298,8 +298,8 @@ def test_tasks_of_a_lost_member_without_copies_are_spread_over_all() -> None:
         before, members=before.members[1:], owners=left, awaited=before.members[:1],
         lags={t: {m: 0} for t, m in left.items()}, prior_owners={t: "a" for t, m in before.owners.items() if m == "a"},
     )  # fmt: skip
-    found = assign(lost, AssignSettings())
-    gained = Counter(found.owners[t] for t in lost.prior_owners)
+    assignment = assign(lost, AssignSettings())
+    gained = Counter(assignment.owners[t] for t in lost.prior_owners)
     assert gained == {"b": 4, "c": 8}
 
 

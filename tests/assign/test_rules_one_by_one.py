@@ -125,9 +125,9 @@ def test_moves_at_once_limits_the_moves_of_each_assignment(most: int | None, mov
 def test_tasks_without_an_owner_block_other_moves_by_default(allowed: Any, moved: set[int]) -> None:
     """By default only the task without an owner is placed. With `always` the others are balanced too."""
     before = warm_on(view("a:0-7 b:", total=9), "b")
-    found = owner_moves(assign(before, AssignSettings(allow_rebalance=allowed)))
-    assert 8 in found
-    assert len(found) == len(moved)
+    moves = owner_moves(assign(before, AssignSettings(allow_rebalance=allowed)))
+    assert 8 in moves
+    assert len(moves) == len(moved)
 
 
 def two_stores(layout: Mapping[str, str]) -> View:

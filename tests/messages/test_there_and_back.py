@@ -230,5 +230,5 @@ print(*sorted({"boto3", "pyarrow.compute", "pyspark"} & sys.modules.keys()))
 
 def test_messages_are_plain_data() -> None:
     """An import of the messages imports no Arrow computations, no client of a store and no Spark."""
-    told = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == []
+    completed = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == []

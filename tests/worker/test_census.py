@@ -35,9 +35,9 @@ def member(tmp_path: Path) -> Member:
 
 def census(member: Member, **changes: object) -> Census:
     """Take a census of the member and check that it has no error."""
-    found = take_census(CensusOrder(member.home, **changes), "1")  # type: ignore[arg-type]
-    assert found.error is None
-    return found
+    result = take_census(CensusOrder(member.home, **changes), "1")  # type: ignore[arg-type]
+    assert result.error is None
+    return result
 
 
 def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
@@ -49,23 +49,23 @@ def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
 def test_a_new_executor_gets_an_empty_folder(tmp_path: Path) -> None:
     """A new executor gets an empty folder, and its census has the disk and memory."""
     home = home_of("memory://census-new", tmp_path)
-    found = take_census(CensusOrder(home), "1")
-    assert found.error is None
-    assert found.member == folder_of(home, "1").member
-    assert (found.copies, found.sealed, found.folders_removed) == ((), (), 0)
-    assert 0 < found.disk[0] <= 1 < found.disk[1]
-    assert min(found.memory) > 10**6
+    result = take_census(CensusOrder(home), "1")
+    assert result.error is None
+    assert result.member == folder_of(home, "1").member
+    assert (result.copies, result.sealed, result.folders_removed) == ((), (), 0)
+    assert 0 < result.disk[0] <= 1 < result.disk[1]
+    assert min(result.memory) > 10**6
 
 
 def test_a_census_lists_copies_with_heads_and_sealed_deltas(member: Member) -> None:
     """A census lists each copy with its head, which is the base of the last batch, and the sealed deltas of both
     batches.
     """
-    found = census(member)
-    assert set(found.copies) == heads(member, 0)
-    assert found.copies == tuple(sorted(found.copies))
-    assert set(found.sealed) == {link.head.attempt for e in member.entries.values() for link in e.chain}
-    assert folder_of(member.home, "1").sealed_path(1, found.sealed[1]).exists()
+    result = census(member)
+    assert set(result.copies) == heads(member, 0)
+    assert result.copies == tuple(sorted(result.copies))
+    assert set(result.sealed) == {link.head.attempt for e in member.entries.values() for link in e.chain}
+    assert folder_of(member.home, "1").sealed_path(1, result.sealed[1]).exists()
 
 
 def test_a_census_omits_damaged_copies(member: Member) -> None:
@@ -173,9 +173,9 @@ def test_an_old_folder_stays_while_a_late_task_holds_it(member: Member) -> None:
 def test_a_failed_census_returns_the_error(tmp_path: Path) -> None:
     """A census that fails returns the error."""
     (tmp_path / "file").write_text("in the way")
-    found = take_census(CensusOrder(home_of("memory://census-fails", tmp_path / "file" / "below")), "7")
-    assert (found.executor, found.member, found.copies) == ("7", "", ())
-    assert "local_dir" in (found.error or "")
+    result = take_census(CensusOrder(home_of("memory://census-fails", tmp_path / "file" / "below")), "7")
+    assert (result.executor, result.member, result.copies) == ("7", "", ())
+    assert "local_dir" in (result.error or "")
 
 
 def test_rack_and_tags_come_from_the_environment(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,15 +183,15 @@ def test_rack_and_tags_come_from_the_environment(member: Member, monkeypatch: py
     monkeypatch.setenv("RIFFLE_TAG_POOL", "spot")
     assert census(member).rack is None
     monkeypatch.setenv("RIFFLE_RACK", "r1")
-    found = census(member)
-    assert (found.rack, found.tags) == ("r1", {"pool": "spot"})
+    result = census(member)
+    assert (result.rack, result.tags) == ("r1", {"pool": "spot"})
 
 
-def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None:
+def claim_at_once(home: Home, executor: str, gate: object, queue: object) -> None:
     """Wait for the other processes, take a census and send its member."""
     gate.wait()  # type: ignore[attr-defined]
-    found = take_census(CensusOrder(home), executor)
-    told.put((executor, found.member, found.error))  # type: ignore[attr-defined]
+    result = take_census(CensusOrder(home), executor)
+    queue.put((executor, result.member, result.error))  # type: ignore[attr-defined]
 
 
 def test_executors_that_start_at_the_same_time_get_different_folders(tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_executors_that_start_at_the_same_time_get_different_folders(tmp_path: P
     before = frozenset(f"{home.application}/old{n}" for n in range(2))
     old = {folder_of(replace(home, live=before), f"old{n}").member for n in range(2)}
     home = replace(home, live=frozenset(f"{home.application}/{name}" for name in executors))
-    gate, told = SPAWN.Barrier(len(executors)), SPAWN.Queue()
-    processes = [SPAWN.Process(target=claim_at_once, args=(home, name, gate, told)) for name in executors]
+    gate, queue = SPAWN.Barrier(len(executors)), SPAWN.Queue()
+    processes = [SPAWN.Process(target=claim_at_once, args=(home, name, gate, queue)) for name in executors]
     for process in processes:
         process.start()
-    answers = [told.get(timeout=60) for _ in executors]
+    answers = [queue.get(timeout=60) for _ in executors]
     for process in processes:
         process.join(60)
     assert {error for _, _, error in answers} == {None}

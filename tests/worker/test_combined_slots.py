@@ -79,9 +79,9 @@ def test_late_keys_are_counted_once(tmp_path: Path, *, is_combined: bool) -> Non
     """A late key counts once, also if it has rows in several partitions. Late rows count as received, but not as
     remaining.
     """
-    at = pa.timestamp("us", "UTC")
+    timestamp_type = pa.timestamp("us", "UTC")
     changes: dict[str, Any] = {"late": LateRule("end", by="keys"), "late_watermark_ms": 1_000}
-    schema = pa.schema([("end", at), ("v", pa.int64())])
+    schema = pa.schema([("end", timestamp_type), ("v", pa.int64())])
     compute = aggregate(rows=count(), most=max_("v"))
     late, early = 1_000_000, 1_000_001
     if is_combined:

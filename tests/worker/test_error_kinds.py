@@ -77,11 +77,11 @@ def test_every_error_arrives_as_its_nearest_public_class(tmp_path: Path) -> None
     public = [kind for kind in map(vars(errors).get, errors.__all__) if isinstance(kind, type)]
     assert {DamagedCopy, *public} <= set(kinds)
     for number, kind in enumerate(kinds):
-        told = arrived(error_of_kind(kind), tmp_path / str(number))
+        error = arrived(error_of_kind(kind), tmp_path / str(number))
         nearest = next(each for each in kind.__mro__ if each.__module__ == errors.__name__)
-        assert type(told) is nearest, kind
-        assert (told.problem, told.remedy) == (PROBLEM, REMEDY)
-        assert told.where == f"{WHERE}, executor 1"
+        assert type(error) is nearest, kind
+        assert (error.problem, error.remedy) == (PROBLEM, REMEDY)
+        assert error.where == f"{WHERE}, executor 1"
 
 
 def test_an_unrecoverable_copy_arrives_as_corrupt_state_error(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ class NotOurs(ConfigError):
 
 def test_a_user_error_class_arrives_as_its_public_base_class(tmp_path: Path) -> None:
     """A user's error class arrives as its public base class, so the driver does not have to import it."""
-    told = arrived(NotOurs(7), tmp_path)
-    assert type(told) is ConfigError
-    assert (told.problem, told.remedy) == ("7 is too much", "send less")
+    error = arrived(NotOurs(7), tmp_path)
+    assert type(error) is ConfigError
+    assert (error.problem, error.remedy) == ("7 is too much", "send less")
 
 
 class Odd(RiffleError):
@@ -115,10 +115,10 @@ def test_a_user_error_of_a_processor_becomes_user_function_error() -> None:
     processing = Processing.__new__(Processing)
     processing._where = "store 's'"  # private: no slot needed
     for error in (Odd("odd"), NotOurs(7), ValueError("odd")):
-        told = processing._as_riffle_error(error, "for key 'a'")  # private: called for each key
-        assert type(told) is UserFunctionError
-        assert type(error).__name__ in told.problem
-        assert told.where == "store 's'"
+        user_error = processing._as_riffle_error(error, "for key 'a'")  # private: called for each key
+        assert type(user_error) is UserFunctionError
+        assert type(error).__name__ in user_error.problem
+        assert user_error.where == "store 's'"
     ours = error_of_kind(DamagedCopy)
     assert processing._as_riffle_error(ours, "for key 'a'") is ours  # private: called for each key
 

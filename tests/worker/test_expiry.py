@@ -174,8 +174,10 @@ def _check_against_model(member: Member, model: Model, batches: list[tuple[list[
         member.changes = {**times, **({"last_pass_ms": watermark + last} if last else {})}
         output = member.feed(rows_of(*rows), executor)
         model.batch(rows)
-        told = [sorted((row["k"], row["total"]) for row in output if row["late"] is late) for late in (False, True)]
-        assert told == [model.expire(watermark), model.expire(watermark + last) if last else []]
+        expired_rows = [
+            sorted((row["k"], row["total"]) for row in output if row["late"] is late) for late in (False, True)
+        ]
+        assert expired_rows == [model.expire(watermark), model.expire(watermark + last) if last else []]
         assert timers_of(member) == model.timers()
 
 
@@ -364,12 +366,12 @@ def test_windows_from_merged_and_restored_stacks_end_once(tmp_path: Path) -> Non
         member.changes["watermark_ms"] = 20 * batch
         ends = (20 * batch + random.integers(1, 100, 1500)).tolist()
         keys = [f"k{number}" for number in random.integers(0, 40, 1500)]
-        told = member.feed(rows_of(*zip(keys, [1] * 1500, ends, strict=True)), "1" if batch % 10 else "2")
-        for one in zip(keys, ends, strict=True):
-            model[one] = model.get(one, 0) + 1
-        due = {one: model.pop(one) for one in list(model) if one[1] <= 20 * batch}
-        assert {(row["k"], row["at"]): row["n"] for row in told} == due
-        assert len(told) == len(due)
+        output = member.feed(rows_of(*zip(keys, [1] * 1500, ends, strict=True)), "1" if batch % 10 else "2")
+        for window in zip(keys, ends, strict=True):
+            model[window] = model.get(window, 0) + 1
+        due = {window: model.pop(window) for window in list(model) if window[1] <= 20 * batch}
+        assert {(row["k"], row["at"]): row["n"] for row in output} == due
+        assert len(output) == len(due)
     assert min(timers_of(member).values()) == min(at for _, at in model)
 
 
@@ -395,10 +397,10 @@ def test_state_columns_with_internal_names_are_refused(tmp_path: Path, name: str
     def compute(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         return rows, state
 
-    given = arrow_function(compute, state=state, output=OUTPUT, due="until", time_mode="EventTime")
+    function = arrow_function(compute, state=state, output=OUTPUT, due="until", time_mode="EventTime")
     rows, key = pa.schema([(name, pa.string()), *ROWS]), (name if of_key else "k",)
     with pytest.raises(ConfigError, match="RIFFLE-0194"):
-        Member(tmp_path, given, rows, key)
+        Member(tmp_path, function, rows, key)
 
 
 class Strict(Windows):

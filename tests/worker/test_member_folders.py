@@ -22,7 +22,7 @@ from tests.kit.worker.upkeep_member import STORE, Upkept
 
 def test_the_store_gets_every_store_setting() -> None:
     """Each store option except four constants has a setting with the same default, and gets its value."""
-    said = Settings(
+    settings = Settings(
         s3_endpoint="http://127.0.0.1:1",
         s3_region="north",
         s3_patience=5,
@@ -33,10 +33,10 @@ def test_the_store_gets_every_store_setting() -> None:
         gcs_endpoint="http://127.0.0.1:2",
         azure_endpoint="http://127.0.0.1:3/account",
     )
-    options = _by_setting(options_of(said))
+    options = _by_setting(options_of(settings))
     of_stores = sorted(name for name in LINES if name.startswith(("s3_", "root_", "gcs_", "azure_")))
-    assert sorted(options) == sorted(said.given()) == of_stores
-    assert options == said.given()
+    assert sorted(options) == sorted(settings.given()) == of_stores
+    assert options == settings.given()
     unset = StoreOptions()
     assert _by_setting(unset) == {name: LINES[name].default for name in options}
     assert options_of(Settings()) == unset
@@ -72,8 +72,8 @@ def test_the_cached_manifest_is_not_used_for_the_next_record(tmp_path: Path) -> 
     for version in range(2):
         upkept.place.seal(version, {1: {"k": version}})
         upkept.log()
-    told = [manifest_at(upkept.home, sequence).entries for sequence in (1, 2, 1)]
-    assert [entry.head.version for entries in told for entry in entries.values()] == [0, 1, 0]
+    manifests = [manifest_at(upkept.home, sequence).entries for sequence in (1, 2, 1)]
+    assert [entry.head.version for entries in manifests for entry in entries.values()] == [0, 1, 0]
 
 
 def test_cached_records_are_not_used_for_a_restored_root(tmp_path: Path) -> None:

@@ -225,9 +225,9 @@ def test_the_parts_that_a_standby_follows_are_one_range(tmp_path: Path, monkeypa
     kept = dict.fromkeys(range(0, TOTAL, 3), ("standby",))
     member = Member(tmp_path, kept_last(), followed_by=kept)
     _, receipt = member.answer(rows_of(*((f"k{n}", n, 0) for n in range(200))))
-    found = [part.key_group for part in receipt.parts]
-    assert sorted(found) == list(range(TOTAL))
-    assert found == [kg for kg in range(TOTAL) if kg not in kept] + sorted(kept)
+    key_groups = [part.key_group for part in receipt.parts]
+    assert sorted(key_groups) == list(range(TOTAL))
+    assert key_groups == [kg for kg in range(TOTAL) if kg not in kept] + sorted(kept)
     assert len(member.changes_sealed(receipt)) == 200
 
 

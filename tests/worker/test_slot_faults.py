@@ -67,7 +67,7 @@ def test_the_error_of_a_function_has_its_traceback_and_key_group(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"),
+    ("returned", "expected_problem"),
     [
         ((OUTPUT.empty_table(), pa.table({"k": ["b"], "last": [1]})), "'k': 'b'"),
         ((OUTPUT.empty_table(), pa.table({"k": ["a"], "last": ["text"]})), "declared columns"),
@@ -76,12 +76,14 @@ def test_the_error_of_a_function_has_its_traceback_and_key_group(tmp_path: Path)
         (("x", "y"), "not a pyarrow.Table"),
     ],
 )
-def test_a_function_that_breaks_its_declaration_fails_the_batch(tmp_path: Path, returned: object, told: str) -> None:
+def test_a_function_that_breaks_its_declaration_fails_the_batch(
+    tmp_path: Path, returned: object, expected_problem: str
+) -> None:
     """A returned table with unknown keys, repeated keys or another schema is refused before anything is sealed."""
     member = Member(tmp_path, arrow_function(lambda *_: returned, state=STATE, output=OUTPUT))
     kind, problem, remedy, *_ = member.refused(rows_of(("a", 1, 0)))
     assert kind == "UserFunctionError"
-    assert told in problem
+    assert expected_problem in problem
     assert remedy
 
 
@@ -192,9 +194,9 @@ def filled_up(folder: Path, begun: bool) -> None:
         member.feed(rows)
 
 
-def in_another_process(work: Callable[..., None], *given: object) -> int | None:
+def in_another_process(work: Callable[..., None], *arguments: object) -> int | None:
     """Run a function in another process and return its exit code."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=given)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
     process.start()
     process.join(60)
     return process.exitcode

@@ -38,7 +38,7 @@ def taken(member: Member, due: Sequence[SnapshotOrder], executor: str = "1") -> 
 
 def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
     """Check the snapshots of a receipt and return their rows."""
-    found: dict[str, int] = {}
+    snapshot_rows: dict[str, int] = {}
     for store, key_group, snapshot in receipt.snapshots:
         name = paths.snapshot_name(store, key_group, snapshot.id)
         data = member.store.inner.get(name)
@@ -47,8 +47,8 @@ def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
         table = part_codec.decode(data, snapshot.checksum, name)
         assert table.num_rows == snapshot.rows
         assert snapshot.head in [link.head for link in member.entries[key_group].chain]
-        found |= dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))
-    return found
+        snapshot_rows |= dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))
+    return snapshot_rows
 
 
 def test_a_snapshot_has_the_state_at_its_head(member: Member) -> None:

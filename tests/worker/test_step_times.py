@@ -105,9 +105,9 @@ def test_the_receipt_of_a_failed_slot_has_the_time_of_the_function(tmp_path: Pat
 def test_the_report_sums_steps_by_executor() -> None:
     """The report sums the steps of all slots of an executor, also of slots that did not complete."""
     seconds = dict(zip(EVERY, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), strict=True))
-    one = Receipt("totals", 0, "1-a", 0, "m", "1", seconds=seconds)
-    early = replace(one, slot=1, seconds={"touch": 0.5})
-    other = replace(one, slot=2, executor="2")
+    first = Receipt("totals", 0, "1-a", 0, "m", "1", seconds=seconds)
+    early = replace(first, slot=1, seconds={"touch": 0.5})
+    other = replace(first, slot=2, executor="2")
     whole = {"decode": 1.0, "user_code": 16.0, "state": 14.0, "commit": 96.0}
-    steps = sums_of_receipts([one, early, other])["executor_steps"]
+    steps = sums_of_receipts([first, early, other])["executor_steps"]
     assert steps == {"1": {**whole, "decode": 1.5}, "2": whole}

@@ -71,9 +71,9 @@ def test_stores_share_equal_touched_keys(
     keys = KeysOfStores()
     first = keys.find(order, 0, rows)
     other, other_rows = change(order, rows)
-    found = keys.find(other, 0, other_rows)
-    assert (found is first) == shares
-    assert_same(found, find_touched_keys(other, 0, other_rows))
+    touched_keys = keys.find(other, 0, other_rows)
+    assert (touched_keys is first) == shares
+    assert_same(touched_keys, find_touched_keys(other, 0, other_rows))
     assert_same(keys.find(order, 0, rows), first)
 
 
@@ -88,9 +88,9 @@ def test_a_key_group_of_another_slot_is_refused(tmp_path: Path) -> None:
         keys.find(replace(order, slots={0: own}), 0, rows)
 
 
-def assert_same(found: TouchedKeys, expected: TouchedKeys) -> None:
+def assert_same(actual: TouchedKeys, expected: TouchedKeys) -> None:
     """Check that all arrays are equal."""
-    assert found.keys.equals(expected.keys)
-    assert found.spans == expected.spans
+    assert actual.keys.equals(expected.keys)
+    assert actual.spans == expected.spans
     for name in ("hashes", "key_groups", "codes"):
-        assert np.array_equal(getattr(found, name), getattr(expected, name))
+        assert np.array_equal(getattr(actual, name), getattr(expected, name))

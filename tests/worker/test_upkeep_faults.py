@@ -288,9 +288,9 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     run_upkeep(order, "1")
 
 
-def in_another_process(work: Callable[..., None], *given: object) -> int | None:
+def in_another_process(work: Callable[..., None], *arguments: object) -> int | None:
     """Run a function in another process and return its exit code."""
-    process = SPAWN.Process(target=work, args=given)
+    process = SPAWN.Process(target=work, args=arguments)
     process.start()
     process.join(60)
     return process.exitcode
@@ -361,6 +361,6 @@ def test_a_copy_dropped_while_it_follows_is_reported_as_missing(
 
 def stacked(upkept: Upkept, key_group: int) -> Stack:
     """Return the stack of a copy."""
-    found = upkept.folder().stacks(STORE).read(key_group)
-    assert found is not None
-    return found
+    stack = upkept.folder().stacks(STORE).read(key_group)
+    assert stack is not None
+    return stack
