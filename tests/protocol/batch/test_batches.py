@@ -52,8 +52,8 @@ def test_a_lost_block_never_mixes_attempts(world: World) -> None:
     assert world.delivered("totals") == [{"delivery": "query/0/0", "k": "a", "count": 1, "total": 1}]
 
 
-@pytest.mark.parametrize(("drop", "told"), [(True, "missing"), (False, "not asked for")])
-def test_a_missing_or_second_receipt_fails_the_batch(world: World, drop: bool, told: str) -> None:
+@pytest.mark.parametrize(("drop", "expected_problem"), [(True, "missing"), (False, "not asked for")])
+def test_a_missing_or_second_receipt_fails_the_batch(world: World, drop: bool, expected_problem: str) -> None:
     """A slot with no receipt or with two receipts fails the batch."""
 
     def perform(attempt: Attempt) -> pa.Table:
@@ -142,7 +142,7 @@ def test_a_possibly_renamed_store_is_a_warning(world: World) -> None:
 
 def _with_error(answer: pa.Table, kind: str) -> pa.Table:
     receipt = Receipt.from_json(answer.column(RECEIPT)[-1].as_py())
-    told = replace(receipt, error=(kind, "a test asked for it", "", "", ""))
+    failed_receipt = replace(receipt, error=(kind, "a test asked for it", "", "", ""))
     place = answer.column_names.index(RECEIPT)
-    column = pa.array([*[None] * (answer.num_rows - 1), told.to_json()], pa.string())
+    column = pa.array([*[None] * (answer.num_rows - 1), failed_receipt.to_json()], pa.string())
     return answer.set_column(place, answer.schema.field(place), column)

@@ -82,9 +82,9 @@ def test_a_lost_member_is_awaited_and_replaced_between_batches(tmp_path: Path) -
     assert {state.id: state.state for state in world.driver.operations.members}[member] == "awaited"
     tail = world.log().tail
     assert tail is not None
-    told = read_requests(tail.orders)
-    assert (tail.kind, [wait.member.id for wait in told.awaited]) == ("orders", [member])
-    assert told.prior_owners == dict.fromkeys(map(task, lost), member)
+    requests = read_requests(tail.orders)
+    assert (tail.kind, [wait.member.id for wait in requests.awaited]) == ("orders", [member])
+    assert requests.prior_owners == dict.fromkeys(map(task, lost), member)
     world.clock.advance(DELAY)
     world.rest(10)
     assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}
@@ -122,13 +122,13 @@ def test_changed_settings_apply_between_batches(tmp_path: Path) -> None:
 def test_an_idle_query_sends_no_request_and_starts_no_task(tmp_path: Path) -> None:
     """An idle query sends no request and starts no task. Later batches run as usual."""
     world = idle(tmp_path, num_standbys=1)
-    asked: list[str] = []
+    calls: list[str] = []
     upkeep, census = world.cluster.upkeep, world.cluster.census
-    world.cluster.upkeep = lambda orders: asked.append("upkeep") or upkeep(orders)  # type: ignore[method-assign, func-returns-value]
-    world.cluster.census = lambda *told: asked.append("census") or census(*told)  # type: ignore[method-assign, func-returns-value]
+    world.cluster.upkeep = lambda orders: calls.append("upkeep") or upkeep(orders)  # type: ignore[method-assign, func-returns-value]
+    world.cluster.census = lambda *arguments: calls.append("census") or census(*arguments)  # type: ignore[method-assign, func-returns-value]
     sent = dict(world.memory.requests)
     assert world.rest(50, 1000) == [False] * 50
-    assert (world.memory.requests, asked) == (sent, [])
+    assert (world.memory.requests, calls) == (sent, [])
     world.feed()
     world.check_state()
 

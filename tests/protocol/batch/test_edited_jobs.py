@@ -105,9 +105,9 @@ class Counting(StatefulProcessor):
                 self.seen.appendValue((1,))
             total = len(list(self.seen.get()))
         else:
-            at = ("c",) if "string" in self.told.get("map_key", "c string") else (1,)
-            total = (self.seen.getValue(at) or (0,))[0] + added
-            self.seen.updateValue(at, (total,))
+            map_key = ("c",) if "string" in self.told.get("map_key", "c string") else (1,)
+            total = (self.seen.getValue(map_key) or (0,))[0] + added
+            self.seen.updateValue(map_key, (total,))
         yield Row(k=key[0], seen=total * self.told.get("times", 1))
 
 
@@ -302,8 +302,8 @@ def feed(world: World, version: int, row: Mapping[str, object]) -> list[str]:
 def answered(world: World, store: str = "s") -> dict[str, object]:
     """Return the row of the newest delivery."""
     (row,) = list(world.sinks[store].by_id.values())[-1].to_pylist()
-    found: dict[str, object] = row
-    return found
+    newest_row: dict[str, object] = row
+    return newest_row
 
 
 def edited(world: World, operators: list[Operator], **settings: Any) -> None:

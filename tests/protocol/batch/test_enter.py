@@ -29,10 +29,10 @@ def incoming(version: int, **changes: Any) -> IncomingBatch:
     return replace(IncomingBatch(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)
 
 
-def conflict(tail: Record | None, given: IncomingBatch) -> ConflictError:
+def conflict(tail: Record | None, batch: IncomingBatch) -> ConflictError:
     """Return the error that refuses a batch."""
     with pytest.raises(ConflictError) as caught:
-        decide(tail, given, ROOT, Settings())
+        decide(tail, batch, ROOT, Settings())
     assert caught.value.where == ROOT
     return caught.value
 
@@ -74,21 +74,21 @@ def test_a_repeat_with_sealed_output_and_no_sink_is_refused(store: str, delivers
     """
     link = Link(Head(5, f"1-{5:032x}"), 0, 9, 0, rows)
     sealed = replace(TAIL, delivers_after_commit=True, outputs=(("old", link),))
-    given = [replace(totals(store), delivers=delivers)]
+    operators = [replace(totals(store), delivers=delivers)]
     for tail, decision in ((sealed, Decision.RUN), (replace(sealed, delivers_after_commit=False), Decision.REPEAT)):
-        check_matches_stored_state(tail, Settings(key_groups=8), given, ROOT, "", decision)
+        check_matches_stored_state(tail, Settings(key_groups=8), operators, ROOT, "", decision)
     if (store, delivers) == ("old", True) or not rows:
-        check_matches_stored_state(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+        check_matches_stored_state(sealed, Settings(key_groups=8), operators, ROOT, "", Decision.REPEAT)
         return
     with pytest.raises(ConflictError, match="RIFFLE-0217"):
-        check_matches_stored_state(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+        check_matches_stored_state(sealed, Settings(key_groups=8), operators, ROOT, "", Decision.REPEAT)
 
 
-@pytest.mark.parametrize(("stored", "asked"), [("key_group", "hashed"), ("hashed", "partition")])
-def test_the_remedy_for_another_dispatch_is_a_complete_command(stored: str, asked: str) -> None:
+@pytest.mark.parametrize(("stored", "requested"), [("key_group", "hashed"), ("hashed", "partition")])
+def test_the_remedy_for_another_dispatch_is_a_complete_command(stored: str, requested: str) -> None:
     """The remedy for another dispatch has a complete command. From key-group dispatch on it has `--partition-of`."""
     with pytest.raises(ConfigError, match="RIFFLE-0218") as caught:
-        check_matches_stored_state(replace(TAIL, dispatch=stored), Settings(dispatch=asked, key_groups=8), [], ROOT)
+        check_matches_stored_state(replace(TAIL, dispatch=stored), Settings(dispatch=requested, key_groups=8), [], ROOT)
     assert ("--partition-of" in caught.value.remedy) == (stored == "key_group")
     assert printed(caught.value.remedy)[0][0] == "dispatch"
 
@@ -139,14 +139,16 @@ def test_an_older_batch_is_refused(version: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "given", "repeat"), [("d", "d", True), ("d", "e", False), (None, "d", False), (None, None, False)]
+    ("stored", "digest", "repeat"), [("d", "d", True), ("d", "e", False), (None, "d", False), (None, None, False)]
 )
-def test_the_row_digest_is_compared_if_offsets_are_unknown(stored: str | None, given: str | None, repeat: bool) -> None:
+def test_the_row_digest_is_compared_if_offsets_are_unknown(
+    stored: str | None, digest: str | None, repeat: bool
+) -> None:
     """Without Spark's offset log, a repeat must have the digest of the committed rows. An unknown digest differs from
     all.
     """
     tail = replace(TAIL, offsets=None, input_digest=stored)
-    again = incoming(5, offsets=None, input_digest=given)
+    again = incoming(5, offsets=None, input_digest=digest)
     if repeat:
         assert decide(tail, again, ROOT, Settings()) is Decision.REPEAT
     else:

@@ -24,9 +24,9 @@ def keeping(state: pa.Schema) -> Operator:
     output = pa.schema([("k", pa.string()), *state])
 
     def keep(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
-        found = {row["k"]: row for row in old.to_pylist()}
+        old_rows = {row["k"]: row for row in old.to_pylist()}
         new = [
-            found.get(row["k"], {"k": row["k"], "n": row["v"], "last": "first"} if "n" in state.names else {})
+            old_rows.get(row["k"], {"k": row["k"], "n": row["v"], "last": "first"} if "n" in state.names else {})
             for row in rows.to_pylist()
         ]
         table = pa.Table.from_pylist([{name: row.get(name) for name in output.names} for row in new], schema=output)

@@ -51,9 +51,9 @@ def columns(declared: Declared) -> Operator:
     state = pa.schema([*((name, TYPES[kind]) for name, kind in declared.items()), PAD])
 
     def keep(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
-        found = {row["k"]: row for row in old.to_pylist()}
-        told = [
-            {"k": key, "seen": json.dumps({name: found.get(key, {}).get(name) for name in sorted(declared)})}
+        old_rows = {row["k"]: row for row in old.to_pylist()}
+        output_rows = [
+            {"k": key, "seen": json.dumps({name: old_rows.get(key, {}).get(name) for name in sorted(declared)})}
             for key in rows["k"].to_pylist()
         ]
         written = [
@@ -62,7 +62,7 @@ def columns(declared: Declared) -> Operator:
             if row["v"] >= 0
         ]
         stored = pa.schema([ROWS.field("k"), *state])
-        return pa.Table.from_pylist(told, COLUMNS_OUT), pa.Table.from_pylist(written, stored)
+        return pa.Table.from_pylist(output_rows, COLUMNS_OUT), pa.Table.from_pylist(written, stored)
 
     return operator_of("kept", ["k"], arrow_function(keep, state=state, output=COLUMNS_OUT), (), ROWS)
 
@@ -103,8 +103,8 @@ class Keeping(StatefulProcessor):
             return [row[0] for row in state.get()] or None
         if what == "map":
             return sorted([key[0], value[0]] for key, value in state.iterator()) or None
-        found = state.get()
-        return None if found is None else list(found)
+        state_value = state.get()
+        return None if state_value is None else list(state_value)
 
     def write(self, name: str, kind: str, value: int) -> None:
         """Write a value to a variable."""
@@ -136,8 +136,8 @@ def carried(kind: str, before: object) -> object:
 
 def variables(declared: Declared) -> Operator:
     """Return an operator of the processor."""
-    given = transform_with_state(Keeping(declared), key="k", output="k string, seen string", store="kept")
-    return operator_of("kept", ["k"], given.compute, (), ROWS)
+    processor = transform_with_state(Keeping(declared), key="k", output="k string, seen string", store="kept")
+    return operator_of("kept", ["k"], processor.compute, (), ROWS)
 
 
 @dataclass

@@ -60,7 +60,7 @@ def test_a_merge_during_a_batch_loses_no_cache_state(tmp_path: Path, monkeypatch
     merged, gather = list[int](), StackKeeper._parts_of  # private: between reading and replacing the stack
 
     def gathered_slowly(keeper: StackKeeper, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
-        found = gather(keeper, links)
+        stacked_parts = gather(keeper, links)
         stacks = keeper._folder.stacks("seen")  # private: as another process
         is_cache = keeper._schema.store == "seen"  # private: the store
         for key_group in stacks.key_groups() if is_cache else ():
@@ -70,7 +70,7 @@ def test_a_merge_during_a_batch_loses_no_cache_state(tmp_path: Path, monkeypatch
                 parts = StackParts(keeper._folder, keeper._schema, stacks, keeper._reader.keys)  # private: a merge
                 parts._merge(key_group, now.parts, None, bottom=True)  # private: as above
                 merged.append(key_group)
-        return found
+        return stacked_parts
 
     monkeypatch.setattr(StackKeeper, "_parts_of", gathered_slowly)  # private: as above
     world.feed(1)
@@ -125,9 +125,9 @@ def test_a_moved_cache_starts_empty(tmp_path: Path) -> None:
     since = {ran.version for ran in world.ran if ran.executor == "3" and ran.store == "seen"}
     new = world.version - min(since) + 1
     of_moved, rest = world.of_groups(moved), world.of_groups(set(range(6)) - moved)
-    found = counts(world)
-    assert {found[key] for key in of_moved} == {new}
-    assert {found[key] for key in rest} == {version + 2}
+    key_counts = counts(world)
+    assert {key_counts[key] for key in of_moved} == {new}
+    assert {key_counts[key] for key in rest} == {version + 2}
     world.check_state()
 
 
@@ -176,8 +176,8 @@ def test_a_cache_starts_empty_after_a_rollback_in_the_same_process(tmp_path: Pat
         world.version += 1
         keys = world.of_groups(set(range(6)))
         world.batch(world.version, rows_of(*((key, 1, n) for n, key in enumerate(keys))))
-        found = world.sinks["seen"].by_id[f"query/1/{world.version}"]
-        assert set(found["count"].to_pylist()) == {again}
+        delivery = world.sinks["seen"].by_id[f"query/1/{world.version}"]
+        assert set(delivery["count"].to_pylist()) == {again}
 
 
 def test_a_cache_starts_empty_after_a_restart_in_the_same_process(tmp_path: Path) -> None:

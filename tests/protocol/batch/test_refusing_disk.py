@@ -64,8 +64,8 @@ def test_a_member_with_a_failing_disk_is_quarantined_and_returns(
     disk.refuse()
     reports = [*([grow(world)] if way == "full" else []), *world.feed_every(BATCH_SECONDS, 1)]
     assert (sum(report.runs - 1 for report in reports), reports[-1].owners) == (1, {"2": 6})
-    told = warnings(reports, "[RIFFLE-0766] Executor 1 gets no tasks for 10 s")
-    assert str(disk.folder.parent) in told[0]
+    quarantine_warnings = warnings(reports, "[RIFFLE-0766] Executor 1 gets no tasks for 10 s")
+    assert str(disk.folder.parent) in quarantine_warnings[0]
     world.check_state()
     reports = world.feed_every(BATCH_SECONDS, 900 // BATCH_SECONDS)
     assert {report.runs for report in reports} == {1}

@@ -95,11 +95,11 @@ def test_only_changed_settings_are_stored_and_checked_when_read() -> None:
     """
     started = Settings(num_standbys=1, key_groups=4)
     now = started.but(num_standbys=2, rack_aware_assignment_tags=["zone"])
-    told = changed_settings(started, now)
-    assert told == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
-    assert apply_stored_settings(started, told) == (now, {})
+    stored = changed_settings(started, now)
+    assert stored == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
+    assert apply_stored_settings(started, stored) == (now, {})
     strange = {"of_tomorrow": [1], "max_warmup_replicas": -1, "key_groups": 8}
-    assert apply_stored_settings(started, {**told, **strange}) == (now, strange)
+    assert apply_stored_settings(started, {**stored, **strange}) == (now, strange)
 
 
 def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
@@ -137,17 +137,17 @@ def test_a_new_driver_applies_the_requests_in_the_record_of_a_batch(tmp_path: Pa
 def test_undone_requests_are_not_in_the_next_record(tmp_path: Path) -> None:
     """Requests that were undone are not in the next record, and the next driver has none."""
     world = running(tmp_path)
-    asked, started = world.driver.operations, world.driver.settings
-    asked.drain("1")
-    asked.pin(0, "2")
-    asked.reconfigure(started, {"num_standbys": 1})
+    driver_operations, started = world.driver.operations, world.driver.settings
+    driver_operations.drain("1")
+    driver_operations.pin(0, "2")
+    driver_operations.reconfigure(started, {"num_standbys": 1})
     world.feed()
     world.start()
     world.feed()
-    asked = world.driver.operations
-    asked.undrain("1")
-    asked.unpin(0)
-    asked.reconfigure(world.driver.settings, {"num_standbys": started.num_standbys})
+    driver_operations = world.driver.operations
+    driver_operations.undrain("1")
+    driver_operations.unpin(0)
+    driver_operations.reconfigure(world.driver.settings, {"num_standbys": started.num_standbys})
     world.feed()
     tail = world.log().tail
     assert tail is not None

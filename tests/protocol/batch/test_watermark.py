@@ -61,9 +61,9 @@ def events(*times: int | None, key: str = "a", other: int | None = None) -> pa.T
 
 def tail(world: World) -> Record:
     """Return the newest record."""
-    found = world.log().tail
-    assert found is not None
-    return found
+    record = world.log().tail
+    assert record is not None
+    return record
 
 
 def told(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Order]:
@@ -86,8 +86,8 @@ def times_of(order: Order) -> tuple[int | None, int | None, int | None]:
 def test_late_rows_use_a_watermark_of_one_batch_less_than_timers(tmp_path: Path) -> None:
     """Timers use the watermark of all earlier batches, and late rows that of one batch less, as in Spark."""
     world = World(tmp_path, operators=[counted()])
-    given = [times_of(told(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
-    assert given == [(None, None, None), (0, 4_000, None), (4_000, 9_000, None), (9_000, 14_000, None)]
+    watermarks = [times_of(told(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
+    assert watermarks == [(None, None, None), (0, 4_000, None), (4_000, 9_000, None), (9_000, 14_000, None)]
     record = tail(world)
     assert (record.late_watermark_ms, record.watermark_ms, record.event_times) == (14_000, 19_000, {"seen": 20_000})
 
