@@ -103,9 +103,9 @@ def test_owners_move_to_the_racks_of_their_rows(tmp_path: Path) -> None:
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
     present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
-    asked = Counting.asked
+    calls = Counting.asked
     assert [world.feed().moves for _ in range(12)] == [()] * 12
-    assert Counting.asked == asked
+    assert Counting.asked == calls
     world.check_state()
 
 
@@ -152,18 +152,18 @@ def test_a_hot_key_causes_one_warning_and_no_repeated_assignments(tmp_path: Path
     hot = [world.keys[3][0]] * 500
     keys = [*hot, *world.of_groups(set(range(16)))]
     reports = [world.feed(keys=keys) for _ in range(25)]
-    told = warnings(reports, "RIFFLE-0761")
-    assert len(told) == 1
-    assert "Key-group 3 " in told[0]
-    asked = Counting.asked
-    assert asked < 15
+    hot_key_warnings = warnings(reports, "RIFFLE-0761")
+    assert len(hot_key_warnings) == 1
+    assert "Key-group 3 " in hot_key_warnings[0]
+    calls = Counting.asked
+    assert calls < 15
     reports = [world.feed(keys=keys) for _ in range(25)]
-    assert Counting.asked == asked
+    assert Counting.asked == calls
     assert not warnings(reports, "RIFFLE-0761")
     cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
     for _ in range(10):
         world.feed(keys=cool)
-    assert Counting.asked > asked, "another load starts an assignment"
+    assert Counting.asked > calls, "another load starts an assignment"
     world.check_state()
 
 

@@ -96,9 +96,9 @@ def test_each_query_has_one_assignor_instance(tmp_path: Path) -> None:
         world.cluster.add("3")
         world.settle()
     assert Tenants.made == 2
-    asked = [world.driver.settings.assignor for world in worlds]
-    assert asked[0] is not asked[1]
-    assert all(len(one.seen) > 1 for one in asked if isinstance(one, Tenants))
+    assignors = [world.driver.settings.assignor for world in worlds]
+    assert assignors[0] is not assignors[1]
+    assert all(len(one.seen) > 1 for one in assignors if isinstance(one, Tenants))
 
 
 class Hears(RebalanceListener):
@@ -119,8 +119,8 @@ def test_listeners_and_assignors_get_topics_and_partitions(tmp_path: Path, dispa
     world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), Hears()
     world.driver.ownership.placement.listener = listener
     report = world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
-    told = {("events", 0), ("events", 1), ("events", 2)}
-    assert {(move["topic"], move["partition"]) for move in listener.heard} <= told
+    partitions = {("events", 0), ("events", 1), ("events", 2)}
+    assert {(move["topic"], move["partition"]) for move in listener.heard} <= partitions
     assert ("events", 2) in {(move["topic"], move["partition"]) for move in listener.heard}
     assert not any("key_group" in move for move in listener.heard)
     assert all("key_group" in move and "topic" in move for move in report.moves)
@@ -128,7 +128,7 @@ def test_listeners_and_assignors_get_topics_and_partitions(tmp_path: Path, dispa
         assert {(each.topic, each.partition) for each in seen.seen[-1]} >= {("events", 2)}
     place = world.driver.ownership.placement.place_of(task(0))
     assert place is not None
-    assert (place.topic, place.partition) in told
+    assert (place.topic, place.partition) in partitions
     assert place.topic is not None
     assert place.partition is not None
     assert world.driver.ownership.placement.task_of((place.topic, place.partition), None) == task(0)

@@ -76,15 +76,15 @@ def test_a_key_has_separate_state_in_each_partition(tmp_path: Path) -> None:
     assert [row["last"] for row in world.delivered("tails")] == [[10], [10], [10, 10]]
 
 
-@pytest.mark.parametrize(("told", "dispatch"), list(zip([False, True], BY_PARTITION, strict=True)))
-def test_a_start_with_other_partitions_is_a_warning(tmp_path: Path, dispatch: str, told: bool) -> None:
+@pytest.mark.parametrize(("offsets_known", "dispatch"), list(zip([False, True], BY_PARTITION, strict=True)))
+def test_a_start_with_other_partitions_is_a_warning(tmp_path: Path, dispatch: str, offsets_known: bool) -> None:
     """With the same topic and partitions the state continues. Other values start without state, and a warning has both
     partitions and the batch to return to.
     """
 
     def run(version: int, topic: str, *partitions: int) -> tuple[str, ...]:
         counts = ",".join(f'"{partition}":{version}' for partition in partitions)
-        offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{{counts}}}}}' if told else None
+        offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{{counts}}}}}' if offsets_known else None
         rows = pa.concat_tables([one(1), one(1, "b")])
         return world.batch(version, of_partition(rows, *partitions, topic=topic), offsets=offsets).warnings
 
@@ -127,6 +127,8 @@ def test_a_live_change_without_effect_in_hashed_dispatch_is_a_warning(tmp_path: 
     world.batch(0, of_partition(one(1), 0), offsets=offsets(0))
     world.driver.operations.reconfigure(world.driver.settings, {"exclude": "id=x", "retained_for": 7})
     reports = [world.batch(n, of_partition(one(n), 0), offsets=offsets(0)) for n in (1, 2)]
-    told = [[text for text in report.warnings if "no effect" in text] for report in reports]
-    assert [len(texts) for texts in told] == [1, 0]
-    assert told[0][0].startswith("[RIFFLE-0765] With dispatch = hashed these settings have no effect: exclude.\n")
+    no_effect_warnings = [[text for text in report.warnings if "no effect" in text] for report in reports]
+    assert [len(texts) for texts in no_effect_warnings] == [1, 0]
+    assert no_effect_warnings[0][0].startswith(
+        "[RIFFLE-0765] With dispatch = hashed these settings have no effect: exclude.\n"
+    )

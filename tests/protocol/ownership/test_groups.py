@@ -45,12 +45,12 @@ def check_states(world: Elastic) -> None:
 
 
 @given(st.builds(task, st.integers(0, 32_767), NAMES))
-def test_a_task_is_parsed_from_its_name(found: TaskId) -> None:
+def test_a_task_is_parsed_from_its_name(task_id: TaskId) -> None:
     """A task is parsed from its name, also if its group is named like a number. Names of the default group are
     key-group numbers.
     """
-    assert parse_task(task_name(found)) == found
-    assert parse_task(str(found.key_group)) == task(found.key_group)
+    assert parse_task(task_name(task_id)) == task_id
+    assert parse_task(str(task_id.key_group)) == task(task_id.key_group)
 
 
 @pytest.mark.parametrize("name", ["", "01", "-1", "²", "/3", "heavy/x", "query/3"])
@@ -60,11 +60,11 @@ def test_an_invalid_task_name_is_refused(name: str) -> None:
         parse_task(name)
 
 
-@pytest.mark.parametrize("said", ["models", {"models": "a/b"}, {"models": ""}, ["models=a", "models=b"]])
-def test_invalid_group_settings_are_refused(said: object) -> None:
+@pytest.mark.parametrize("setting", ["models", {"models": "a/b"}, {"models": ""}, ["models=a", "models=b"]])
+def test_invalid_group_settings_are_refused(setting: object) -> None:
     """A group name has no slash and is not empty, and a store has one group."""
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
-        Settings(store_groups=said)  # type: ignore[arg-type]
+        Settings(store_groups=setting)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("names_in_order")
@@ -74,16 +74,16 @@ def test_each_co_location_group_is_balanced_separately(tmp_path: Path) -> None:
     """
     world = in_groups(tmp_path)
     world.feed(3)
-    told = owners(world)
-    assert [sorted(map(list(of.values()).count, set(of.values()))) for of in told.values()] == [[2, 3], [2, 3]]
+    task_owners = owners(world)
+    assert [sorted(map(list(of.values()).count, set(of.values()))) for of in task_owners.values()] == [[2, 3], [2, 3]]
     assert sorted(state.owned for state in world.ownership.member_states()) == [5, 5]
-    assert [kg for kg in range(5) if told[GROUP][kg] != told["heavy"][kg]]
+    assert [kg for kg in range(5) if task_owners[GROUP][kg] != task_owners["heavy"][kg]]
     world.ran.clear()
     before = world.log().tail
     world.feed()
     ran = {(ran.store, kg): world.member(ran.executor) for ran in world.ran for kg in ran.key_groups}
     group_of = {"totals": GROUP, "models": "heavy"}
-    assert ran == {(store, kg): told[group][kg] for store, group in group_of.items() for kg in range(5)}
+    assert ran == {(store, kg): task_owners[group][kg] for store, group in group_of.items() for kg in range(5)}
     tail = world.log().tail
     assert before is not None
     assert tail is not None

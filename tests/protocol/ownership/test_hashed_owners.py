@@ -75,7 +75,7 @@ def test_the_slot_layout_matches_the_owners(
 
 def test_assignor_settings_without_effect_are_listed() -> None:
     """With hashed dispatch, settings of the assignor that are set are listed as without effect."""
-    said: dict[str, Any] = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
-    assert settings_without_effect(Settings(dispatch="hashed", **said)) == ("balance_band", "num_standbys")
-    assert settings_without_effect(Settings(dispatch="partition", **said)) == ()
+    settings: dict[str, Any] = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
+    assert settings_without_effect(Settings(dispatch="hashed", **settings)) == ("balance_band", "num_standbys")
+    assert settings_without_effect(Settings(dispatch="partition", **settings)) == ()
     assert settings_without_effect(Settings(dispatch="hashed")) == ()

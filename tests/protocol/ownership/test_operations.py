@@ -120,16 +120,16 @@ def test_requests_for_an_executor_apply_to_the_member_of_its_census(tmp_path: Pa
 
 def test_a_request_for_an_executor_applies_to_its_later_member() -> None:
     """A request for an executor that has become a member applies to the member."""
-    asked = RequestRegister(8, "key_group", InlineBackground().lock())
-    asked.set_members((MemberState("1", "1", "a", 1), MemberState("2", "2", "b", 1)))
-    asked.drain("1")
-    asked.replace_executor_names({"1": "m1", "2": "m2"})
-    assert asked.requests.drained == {"m1"}
+    register = RequestRegister(8, "key_group", InlineBackground().lock())
+    register.set_members((MemberState("1", "1", "a", 1), MemberState("2", "2", "b", 1)))
+    register.drain("1")
+    register.replace_executor_names({"1": "m1", "2": "m2"})
+    assert register.requests.drained == {"m1"}
     with pytest.raises(ConfigError, match="RIFFLE-0751"):
-        asked.drain("2")
-    asked.undrain("1")
-    asked.pin(3, "1")
-    assert asked.unpin(4) == {"3": "m1"}
+        register.drain("2")
+    register.undrain("1")
+    register.pin(3, "1")
+    assert register.unpin(4) == {"3": "m1"}
 
 
 def refused(world: Elastic, name: str, *arguments: object) -> str:
@@ -288,19 +288,19 @@ class AfterAnother:
 def test_requests_of_two_threads_do_not_undo_each_other() -> None:
     """The request of the second thread is checked against that of the first one, and does not undo it."""
     lock = AfterAnother()
-    asked = RequestRegister(8, "key_group", lock)
-    asked.set_members((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))
-    lock.first.append(lambda: asked.drain("m2"))
+    register = RequestRegister(8, "key_group", lock)
+    register.set_members((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))
+    lock.first.append(lambda: register.drain("m2"))
     with pytest.raises(ConfigError, match="RIFFLE-0751"):
-        asked.drain("m1")
-    lock.first.append(lambda: asked.pin(3, "m1"))
-    asked.undrain("m2")
+        register.drain("m1")
+    lock.first.append(lambda: register.pin(3, "m1"))
+    register.undrain("m2")
     with pytest.raises(ConfigError, match="RIFFLE-0752"):
-        asked.drain("1")
-    lock.first.append(lambda: asked.drain("m2"))
+        register.drain("1")
+    lock.first.append(lambda: register.drain("m2"))
     with pytest.raises(ConfigError, match="RIFFLE-0750"):
-        asked.pin(4, "2")
+        register.pin(4, "2")
     settings = Settings()
-    lock.first.append(lambda: asked.reconfigure(settings, {"num_standbys": 1}))
-    changed = asked.reconfigure(settings, {"max_warmup_replicas": 3})
+    lock.first.append(lambda: register.reconfigure(settings, {"num_standbys": 1}))
+    changed = register.reconfigure(settings, {"max_warmup_replicas": 3})
     assert (changed.num_standbys, changed.max_warmup_replicas) == (1, 3)

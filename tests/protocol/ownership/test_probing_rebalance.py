@@ -110,9 +110,9 @@ def test_the_balance_band_compares_work_per_slot(weights: dict[int, float], band
     """Work is compared per slot. Work in proportion to the slots is never outside the band."""
     owners = {group: ("a" if group % 2 else "b") for group in weights}
     load = {name: sum(w for group, w in weights.items() if owners[group] == name) for name in ("a", "b")}
-    found = is_outside_band(weights, owners, {"a": a, "b": b}, band)
+    is_outside = is_outside_band(weights, owners, {"a": a, "b": b}, band)
     mean = sum(load.values()) / (a + b)
-    assert found == (
+    assert is_outside == (
         mean > 0 and any(not (1 - band) * mean <= load[m] / s <= (1 + band) * mean for m, s in (("a", a), ("b", b)))
     )
     assert not is_outside_band({0: float(a), 1: float(b)}, {0: "a", 1: "b"}, {"a": a, "b": b}, band)

@@ -237,9 +237,9 @@ class Real:
         head = Head(version, f"1-{version:032x}")
         keys = sorted({f"k{chance.randrange(9)}" for _ in range(3)})
         schema = OPERATOR.schema.part_schema(delta=True)
-        found = {"k": keys, **{name: [version + 1] * len(keys) for name in schema.names if name == "count"}}
+        columns = {"k": keys, **{name: [version + 1] * len(keys) for name in schema.names if name == "count"}}
         arrays = [
-            pa.array(found.get(f.name, [False if f.type == pa.bool_() else None] * len(keys)), f.type) for f in schema
+            pa.array(columns.get(f.name, [False if f.type == pa.bool_() else None] * len(keys)), f.type) for f in schema
         ]
         data = part_codec.encode(pa.table(arrays, schema=schema))
         self.objects.put_if_absent(paths.delta_name(*head), data)
@@ -260,8 +260,8 @@ class Real:
 
     def follow(self) -> tuple[bool, int]:
         """Let the member's copy follow the log. Return whether it equals another copy, and the number of restores."""
-        told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry) or self.entry
-        brought = self.keeper(self.folder).advance({0: told})[1]
+        followed_entry = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry) or self.entry
+        brought = self.keeper(self.folder).advance({0: followed_entry})[1]
         self.keeper(self.elsewhere).advance({0: self.entry})
         mine, other = (local_copy(where, OPERATOR.schema, 0) for where in (self.folder, self.elsewhere))
         assert mine is not None
@@ -288,11 +288,11 @@ def test_a_followed_entry_brings_a_copy_to_the_head(acts: list[str], chance: ran
             else:
                 could = real.copies.missing_links(MEMBER, ADDRESS, real.entry) is not None
                 before = real.copies.of_member(MEMBER).get(ADDRESS)
-                told = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry) or real.entry
+                followed_entry = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry) or real.entry
                 same, restores = real.follow()
                 assert same
                 assert real.copies.lag(MEMBER, ADDRESS, real.entry) == CopyLag(0, 0)
-                if told.cut is not None:
+                if followed_entry.cut is not None:
                     assert could
                     assert before is not None
                     assert restores == 0

@@ -21,8 +21,8 @@ INNER = {"allow_rebalance", "moves_at_once", "instance_balance", "store_balance"
 
 def test_the_assignor_gets_every_assignment_setting() -> None:
     """The assignor gets each assignment setting as it is set. Drained members are excluded too."""
-    said = Settings(key_groups=4, forced_awareness={"zone": ["a", "b"]}, **SAID)  # type: ignore[arg-type]
-    seen = assign_settings(said, frozenset({"b", "a"}))
+    settings = Settings(key_groups=4, forced_awareness={"zone": ["a", "b"]}, **SAID)  # type: ignore[arg-type]
+    seen = assign_settings(settings, frozenset({"b", "a"}))
     assert {*SAID, "forced_awareness", *INNER} == {each.name for each in fields(AssignSettings)}
     assert {name: getattr(seen, name) for name in SAID} | {"exclude": SAID["exclude"]} == SAID
     assert seen.forced_awareness == {"zone": ("a", "b")}
