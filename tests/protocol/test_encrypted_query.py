@@ -52,8 +52,8 @@ class Encrypted:
     def __init__(self, folder: Path, *names: str, **settings: object) -> None:
         self.file = folder / "keys"
         self.give(*names)
-        given = {"operators": two_stores(), "encryption_keys": f"file:{self.file}", "num_standbys": 1, **settings}
-        self.world = World(folder / "copies", **given)  # type: ignore[arg-type]
+        arguments = {"operators": two_stores(), "encryption_keys": f"file:{self.file}", "num_standbys": 1, **settings}
+        self.world = World(folder / "copies", **arguments)  # type: ignore[arg-type]
         self.oracle, self.version, self.chance = Oracle(), 0, random.Random(7)
 
     def give(self, *names: str, **others: bytes) -> None:
@@ -70,8 +70,8 @@ class Encrypted:
 
     def start_again(self, **changes: object) -> None:
         """Stop the query and start it with other settings."""
-        given = {"operators": self.world.operators, **self.world.settings.given(), **changes}
-        self.world = World(self.world.local_dir, root=self.world.home.root, **given)  # type: ignore[arg-type]
+        arguments = {"operators": self.world.operators, **self.world.settings.given(), **changes}
+        self.world = World(self.world.local_dir, root=self.world.home.root, **arguments)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Compare the whole state, restored from objects only, with the oracle."""
@@ -182,16 +182,16 @@ def test_riffle_keys_rewrites_unchanged_state_with_the_newest_key(tmp_path: Path
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
     query.give("a", "b")
 
-    def told(*arguments: str) -> str:
-        found = CliRunner().invoke(main, ["keys", root, "--conf-file", str(config), *arguments])
-        assert found.exit_code == 0, found.output
-        return found.output
+    def run_keys(*arguments: str) -> str:
+        result = CliRunner().invoke(main, ["keys", root, "--conf-file", str(config), *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
 
-    assert re.fullmatch(r"a: \d+ parts, \d+ bytes\n", told())
-    assert "Nothing was changed" in told("--rewrite")
+    assert re.fullmatch(r"a: \d+ parts, \d+ bytes\n", run_keys())
+    assert "Nothing was changed" in run_keys("--rewrite")
     assert query.keys_used() == {"a"}
-    assert "append a record" in told("--rewrite", "--execute")
-    assert re.fullmatch(r"b: \d+ parts, \d+ bytes\n", told())
+    assert "append a record" in run_keys("--rewrite", "--execute")
+    assert re.fullmatch(r"b: \d+ parts, \d+ bytes\n", run_keys())
     query.give("b")
     query.start_again()
     query.check()
@@ -208,27 +208,27 @@ def test_riffle_verify_decrypts_parts_with_the_keys(tmp_path: Path) -> None:
     config = tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
 
-    def told() -> tuple[int, str]:
-        found = CliRunner().invoke(main, ["verify", query.world.home.root, "--conf-file", str(config)])
-        return found.exit_code, found.output
+    def verify() -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["verify", query.world.home.root, "--conf-file", str(config)])
+        return result.exit_code, result.output
 
-    code, said = told()
-    assert (code, said.splitlines()[-1].rpartition("; ")[2]) == (0, "whole"), said
+    code, text = verify()
+    assert (code, text.splitlines()[-1].rpartition("; ")[2]) == (0, "whole"), text
     query.give("b")
-    code, said = told()
+    code, text = verify()
     assert code == 3
-    assert "Key 'a' is needed" in said
+    assert "Key 'a' is needed" in text
     query.give("a")
     entries = dict(query.world.log().manifest.entries)
     with_swapped_snapshots(query, entries, [name for name, entry in sorted(entries.items()) if entry.snapshot][:2])
     appended(query.world.log(), entries)
-    code, said = told()
+    code, text = verify()
     assert code == 1
-    assert "belong to another part" in said
+    assert "belong to another part" in text
     config.write_text("")
-    code, said = told()
+    code, text = verify()
     assert code == 3
-    assert "`encryption_keys` is not set" in said
+    assert "`encryption_keys` is not set" in text
 
 
 def test_a_query_can_switch_to_encryption_and_back(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_an_encrypted_root_refuses_a_query_without_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "others", "said"),
+    ("names", "others", "expected_message"),
     [
         (("b",), {}, "RIFFLE-0440"),
         (("a",), {"a": bytes(32)}, "RIFFLE-0468"),
@@ -331,7 +331,7 @@ def test_an_encrypted_root_refuses_a_query_without_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("disk", [True, False])
 @pytest.mark.sample(step=2)
 def test_a_missing_or_wrong_key_fails_the_batch(
-    tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], said: str, *, disk: bool
+    tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], expected_message: str, *, disk: bool
 ) -> None:
     """With a missing or wrong key the batch fails with a remedy, with and without local copies. Nothing is output or
     put, and with the right key the query continues.
@@ -349,7 +349,7 @@ def test_a_missing_or_wrong_key_fails_the_batch(
         query.start_again()
         query.world.batch(query.version, rows)
 
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=expected_message) as caught:
         go_on()
     assert KEYS["a"].hex() not in str(caught.value)
     assert query.world.memory.list("delta") == before
@@ -503,11 +503,13 @@ def test_an_older_snapshot_under_the_newest_name_is_refused(tmp_path: Path) -> N
         query.world.batch(version, rows)
         names = [name for name in query.world.memory.list("totals") if "/snapshot/" in name]
         older |= {name: query.world.memory.get(name) or b"" for name in names}
-    address, entry = next(one for one in sorted(query.world.log().manifest.entries.items()) if one[1].snapshot)
+    address, entry = next(item for item in sorted(query.world.log().manifest.entries.items()) if item[1].snapshot)
     assert entry.snapshot is not None
     newest = paths.snapshot_name(*address, entry.snapshot.id)
     name, data = next(
-        one for one in sorted(older.items()) if one[0].startswith(paths.snapshot_prefix(*address)) and one[0] < newest
+        item
+        for item in sorted(older.items())
+        if item[0].startswith(paths.snapshot_prefix(*address)) and item[0] < newest
     )
     query.world.memory.delete([newest])
     query.world.memory.put_if_absent(newest, data)
@@ -590,7 +592,7 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
         blocks = {path: file.block[1] for path, file in files.items() if file.block is not None}
         counted = opened | {(path, part_files._WHOLE) for path in blocks}  # private: as above
         assert counted == set(held.sizes), "released parts are not counted"
-        kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].rows[at[1]][1]))
+        kept.append(sum(run.rows.nbytes for key in opened for run in files[key[0]].rows[key[1]][1]))
         kept[-1] += sum(block._table.nbytes for block in blocks.values())  # private: as above
         sizes += held.sizes.values()
     query.check()
@@ -604,13 +606,13 @@ def test_messages_and_log_have_key_ids_but_no_keys(tmp_path: Path) -> None:
     """
     query = Encrypted(tmp_path, "a", "b")
     query.run(2)
-    home, told = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
-    assert told is not None
-    assert (f'"key":"{told.write_key}"' in home, str(query.file) in home) == (True, True)
+    home, keys = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
+    assert keys is not None
+    assert (f'"key":"{keys.write_key}"' in home, str(query.file) in home) == (True, True)
     assert base64.b64encode(KEYS["b"]).decode() not in home
     tail = Log(query.world.memory, query.world.home.root).open()
     assert tail is not None
-    assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.write_key}
+    assert {text.get("encryption_key") for text in tail.schemas.values()} == {keys.write_key}
     assert ROWS.names
 
 
@@ -645,6 +647,6 @@ def test_a_snapshot_of_a_single_delta_is_encrypted_again(tmp_path: Path) -> None
     assert not [
         name
         for name in query.world.memory.list("delta/")
-        if (said := paths.parse_object_name(name)) and not said.version
+        if (parsed_name := paths.parse_object_name(name)) and not parsed_name.version
     ]
     query.check()

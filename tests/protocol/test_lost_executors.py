@@ -151,8 +151,8 @@ def test_an_owner_without_its_copy_fetches_it_in_the_next_run(tmp_path: Path, fo
         world.start()
     report = world.feed()
     assert (report.runs, report.misplaced_runs, report.restores) == ((1, 0, 1) if forgets else (2, 1, 1))
-    told = warnings([report], "of at most 4 of batch")
-    assert len(told) == report.runs - 1
+    lost_row_warnings = warnings([report], "of at most 4 of batch")
+    assert len(lost_row_warnings) == report.runs - 1
     assert world.feed().runs == 1
     world.check_state()
 

@@ -72,8 +72,10 @@ def test_a_changed_schema_is_refused(now: Operator) -> None:
 
 def test_metadata_and_nullability_of_the_input_do_not_matter() -> None:
     """The metadata and nullability of input columns may change."""
-    told = ROWS.with_metadata({"a": "b"}).set(0, pa.field("k", pa.string(), nullable=False, metadata={"c": "d"}))
-    check_schemas({"totals": operator().schema.to_text()}, [operator(rows=told)])
+    changed_rows = ROWS.with_metadata({"a": "b"}).set(
+        0, pa.field("k", pa.string(), nullable=False, metadata={"c": "d"})
+    )
+    check_schemas({"totals": operator().schema.to_text()}, [operator(rows=changed_rows)])
 
 
 def test_stored_schemas_are_not_compared_as_bytes() -> None:

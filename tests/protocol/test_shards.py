@@ -21,8 +21,8 @@ BATCHES = st.lists(st.lists(PARTITIONS, max_size=12), max_size=6)
 def registered(batches: list[list[Partition]]) -> list[Shards]:
     """Return the registry after each batch, starting with the empty one."""
     grown = [Shards()]
-    for found in batches:
-        grown.append(grown[-1].extended(found, TOTAL))
+    for partitions in batches:
+        grown.append(grown[-1].extended(partitions, TOTAL))
     return grown
 
 
@@ -32,7 +32,7 @@ def test_registered_partitions_keep_their_numbers(batches: list[list[Partition]]
     grown = registered(batches)
     for before, after in itertools.pairwise(grown):
         assert after.partitions[: len(before)] == before.partitions
-    everything = {partition for found in batches for partition in found}
+    everything = {partition for batch in batches for partition in batch}
     assert sorted(grown[-1].partitions) == sorted(everything)
 
 
@@ -45,7 +45,7 @@ def test_lookups_return_the_shard_of_a_partition(batches: list[list[Partition]],
     assert shards.of(topics, numbers).tolist() == expected
     arrays = shards.by_topic()
     looked_up = [array[n] if (array := arrays.get(topic, []))[n:] else None for topic, n in rows]
-    assert [-1 if found is None else found for found in looked_up] == expected
+    assert [-1 if shard is None else shard for shard in looked_up] == expected
 
 
 @given(BATCHES, st.integers(1, 40))

@@ -154,20 +154,20 @@ def test_no_snapshot_counts_as_lost_while_upkeep_runs(tmp_path: Path) -> None:
 
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
             """Return a receipt with a snapshot."""
-            seen.append((told.listable_names(), sorted(orders)))
+            seen.append((taken_snapshots.listable_names(), sorted(orders)))
             return [receipt]
 
-    told = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
+    taken_snapshots = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
     order = UpkeepOrder(world.home, "", 1, 0, {})
-    assert told.listable_names() == frozenset()
-    told.upkeep({"1": order})
+    assert taken_snapshots.listable_names() == frozenset()
+    taken_snapshots.upkeep({"1": order})
     assert seen == [(None, ["1"])]
     name = paths.snapshot_name("totals", 2, snapshot.id)
-    assert told.listable_names() == frozenset({name})
-    told.forget_before(1)
-    assert told.listable_names() == frozenset({name})
-    told.forget_before(2)
-    assert told.listable_names() == frozenset()
+    assert taken_snapshots.listable_names() == frozenset({name})
+    taken_snapshots.forget_before(1)
+    assert taken_snapshots.listable_names() == frozenset({name})
+    taken_snapshots.forget_before(2)
+    assert taken_snapshots.listable_names() == frozenset()
 
 
 def failing(attempt: Attempt) -> object:

@@ -98,9 +98,9 @@ def truth(gone: int) -> set[str]:
     root = grown()
     store = root.store()
     store.inner.delete([paths.record_name(s) for s in range(gone)])
-    found = root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0)))
-    assert len(found) > 10
-    return found
+    deleted_names = root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0)))
+    assert len(deleted_names) > 10
+    return deleted_names
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from([0.02, 0.2, 0.9]), st.sampled_from([0, 4, 16]), st.booleans())
@@ -299,9 +299,9 @@ def test_records_added_between_the_steps_of_a_scan_stay_i5() -> None:
     for _ in range(2):
         background.submit(others_turn)
     assert root.deleted(store, background.run) == expected
-    found = [result for result in work.collect() if result]
+    results = [result for result in work.collect() if result]
     assert done == ["others", "others", "others", "swept"]
-    assert [type(result) for result in found] == [ScanResult]
+    assert [type(result) for result in results] == [ScanResult]
 
 
 def test_a_scan_deletes_nothing_after_a_claim_between_its_steps_i4() -> None:

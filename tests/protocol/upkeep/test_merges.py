@@ -405,7 +405,7 @@ def slow_events(chance: random.Random, version: int) -> pa.Table:
     """Draw a batch with few of many keys. Time passes so slowly that keys outlive the merges of their rows."""
     newest = 20_000 + 120 * version
     keys = [f"key-{chance.randrange(40)}" for _ in range(chance.choice([0, 1, 4, 6]))]
-    rows = [(key, chance.randrange(9), 100 * version + at, newest - 40 * at) for at, key in enumerate(keys)]
+    rows = [(key, chance.randrange(9), 100 * version + index, newest - 40 * index) for index, key in enumerate(keys)]
     columns = zip(*rows, strict=True) if rows else [()] * len(EVENTS)
     return pa.table([pa.array(column, f.type) for column, f in zip(columns, EVENTS, strict=True)], schema=EVENTS)
 

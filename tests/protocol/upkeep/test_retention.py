@@ -418,8 +418,10 @@ def test_deleted_records_are_not_read_after_an_unclear_record(tmp_path: Path, mo
     world.store.heal()
     world.store.calls.clear()
     assert [world.batch(version, one(1)).warnings for version in (31, 32)] == [(), ()]
-    asked = {name for _, name in world.store.calls if name > paths.LOG}
-    assert min(asked & {paths.record_name(sequence) for sequence in range(50)}) >= paths.record_name(first - 1)
+    requested_names = {name for _, name in world.store.calls if name > paths.LOG}
+    assert min(requested_names & {paths.record_name(sequence) for sequence in range(50)}) >= paths.record_name(
+        first - 1
+    )
 
 
 @pytest.mark.usefixtures("short_cycles")

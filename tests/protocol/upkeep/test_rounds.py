@@ -239,8 +239,8 @@ def test_waiting_drops_are_sent_only_to_the_same_folder() -> None:
     old = _order("m1", drop)
 
     def merged(**orders: UpkeepOrder) -> dict[str, tuple[Drop, ...]]:
-        found = rounds._with_drops_of({"1": old, "2": _order("m2")}, orders)
-        return {executor: order.drops for executor, order in found.items()}
+        orders_with_drops = rounds._with_drops_of({"1": old, "2": _order("m2")}, orders)
+        return {executor: order.drops for executor, order in orders_with_drops.items()}
 
     assert merged() == {"1": (drop,)}
     assert merged(**{"1": _order("m1", later)}) == {"1": (drop, later)}

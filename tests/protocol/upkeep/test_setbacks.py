@@ -155,9 +155,9 @@ def test_equal_warnings_are_merged_and_counted(tmp_path: Path) -> None:
         deferred.run()
         world.driver._rounds.setbacks.retry_all()
         world.driver._rounds.submit(*orders)
-    told = warnings([world.feed(), world.feed()], "RIFFLE-0820")
-    assert len(told) == 2
-    assert all(text.endswith(" (3 times)") for text in told), told
+    repeated_warnings = warnings([world.feed(), world.feed()], "RIFFLE-0820")
+    assert len(repeated_warnings) == 2
+    assert all(text.endswith(" (3 times)") for text in repeated_warnings), repeated_warnings
 
 
 def test_an_executor_with_a_busy_folder_is_delayed_and_keeps_its_work(tmp_path: Path, rounds: Rounds) -> None:

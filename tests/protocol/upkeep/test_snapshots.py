@@ -217,8 +217,8 @@ def test_changing_long_chains_are_one_warning_per_ten_minutes() -> None:
     chains = LongChains()
 
     def warnings_of(minutes: float, count: int) -> int:
-        at = replace(record, version=20, written_ms=int(60_000 * minutes))
-        return len(chains.update([("totals", key_group) for key_group in range(count)], at))
+        later_record = replace(record, version=20, written_ms=int(60_000 * minutes))
+        return len(chains.update([("totals", key_group) for key_group in range(count)], later_record))
 
     assert [warnings_of(0, 4), warnings_of(1, 0), warnings_of(2, 8), warnings_of(3, 0)] == [1, 0, 0, 0]
     assert [warnings_of(4, 9), warnings_of(13, 0), warnings_of(13.5, 9), warnings_of(14, 1)] == [1, 0, 0, 1]
