@@ -140,14 +140,14 @@ class Counting:
     """An assignor that counts its instances and calls."""
 
     made = 0
-    asked = 0
+    calls = 0
 
     def __init__(self) -> None:
         Counting.made += 1
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the hash assignment and count the call."""
-        Counting.asked += 1
+        Counting.calls += 1
         return assign(before, replace(settings, assignor="hash"))
 
 

@@ -89,13 +89,13 @@ def test_a_snapshot_of_a_single_delta_holds_no_deleted_rows(tmp_path: Path) -> N
     assert sum(snapshot.rows for _, _, snapshot in receipt.snapshots) == 1
 
 
-@pytest.mark.parametrize("how", ["gone", "a byte"])
+@pytest.mark.parametrize("how", ["emptied", "flipped byte"])
 def test_a_damaged_copy_is_restored_before_its_snapshot(member: Member, how: str) -> None:
     """A damaged copy is restored before its snapshot is taken."""
     for file in Path(member.home.local_dir or "").glob("*/*/sealed/*"):
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
-        file.write_bytes(b"" if how == "gone" else data)
+        file.write_bytes(b"" if how == "emptied" else data)
     receipt = taken(member, orders(member))
     assert receipt.errors == ()
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}

@@ -65,7 +65,7 @@ class Asking(World):
             self.reports.append(self.batch(len(self.reports), rows))
         return self.reports[-1]
 
-    def asked(self) -> int:
+    def requests_sent(self) -> int:
         """Return the number of requests that driver, slots and upkeep have sent."""
         stores = (self.memory, self.slots_store, self.upkeep_store)
         return sum(sum(store.requests.values()) for store in stores if store is not None)
@@ -77,11 +77,11 @@ def test_a_batch_sends_one_put_per_slot_and_one_for_the_record(tmp_path: Path, o
     query = Asking(tmp_path, operator)
     query.feed(SETTLED)
     for _ in range(3):
-        before = query.asked()
+        before = query.requests_sent()
         report = query.feed()
         assert report.slots_that_wrote == len(EXECUTORS)
         assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
-        assert (report.upkeep_requests, query.asked() - before) == ({}, sum(report.requests.values()))
+        assert (report.upkeep_requests, query.requests_sent() - before) == ({}, sum(report.requests.values()))
 
 
 @BOTH_KINDS
@@ -134,15 +134,15 @@ def test_an_idle_query_sends_one_put_per_request_and_none_otherwise(tmp_path: Pa
     query = Asking(tmp_path, totals(), num_standbys=1, retained_for=3600)
     query.feed(SETTLED)
     query.rest(3)
-    before = query.asked()
+    before = query.requests_sent()
     query.driver.operations.pin(0, query.driver.ownership.placement.present.owners[task(0)])
     query.rest(3)
-    assert query.asked() - before == 1
+    assert query.requests_sent() - before == 1
     query.rest(100, 60)
-    assert query.asked() - before == 1
+    assert query.requests_sent() - before == 1
     query.driver.operations.unpin(0)
     query.rest(3)
-    assert query.asked() - before == 4
+    assert query.requests_sent() - before == 4
     report = query.feed()
     assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
     read = len(EXECUTORS) * (len(EXECUTORS) - 1)

@@ -51,7 +51,7 @@ def kept(
     times: int = 1,
     output: Sequence[str] = ("k", "seen"),
     not_null: bool = False,
-    **told: Any,
+    **options: Any,
 ) -> Made:
     """Return a function that makes an operator that counts the rows of a key, and outputs ``times`` the count."""
     columns = pa.schema([pa.field(name, kind, nullable=not not_null) for name, kind in state.items()])
@@ -73,25 +73,25 @@ def kept(
     schema = pa.schema(
         [("k", pa.string()), *((name, pa.string() if name == "j" else pa.int64()) for name in output[1:])]
     )
-    return keyed(arrow_function(call, state=columns, output=schema, **told))
+    return keyed(arrow_function(call, state=columns, output=schema, **options))
 
 
 class Counting(StatefulProcessor):
     """Counts the rows of a key in a variable of the given name and kind."""
 
-    def __init__(self, name: str = "seen", kind: str = "value", field: str = "n long", **told: Any) -> None:
-        self.name, self.kind, self.field, self.told = name, kind, field, told
+    def __init__(self, name: str = "seen", kind: str = "value", field: str = "n long", **options: Any) -> None:
+        self.name, self.kind, self.field, self.options = name, kind, field, options
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the variables."""
-        lives = self.told.get("ttl_ms")
+        lives = self.options.get("ttl_ms")
         if self.kind == "value":
             self.seen: Any = handle.getValueState(self.name, self.field, lives)
         elif self.kind == "list":
             self.seen = handle.getListState(self.name, self.field, lives)
         else:
-            self.seen = handle.getMapState(self.name, self.told.get("map_key", "c string"), self.field, lives)
-        for more in self.told.get("more", ()):
+            self.seen = handle.getMapState(self.name, self.options.get("map_key", "c string"), self.field, lives)
+        for more in self.options.get("more", ()):
             handle.getValueState(more, "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
@@ -105,19 +105,19 @@ class Counting(StatefulProcessor):
                 self.seen.appendValue((1,))
             total = len(list(self.seen.get()))
         else:
-            map_key = ("c",) if "string" in self.told.get("map_key", "c string") else (1,)
+            map_key = ("c",) if "string" in self.options.get("map_key", "c string") else (1,)
             total = (self.seen.getValue(map_key) or (0,))[0] + added
             self.seen.updateValue(map_key, (total,))
-        yield Row(k=key[0], seen=total * self.told.get("times", 1))
+        yield Row(k=key[0], seen=total * self.options.get("times", 1))
 
 
-def processed(*of: str, key: Sequence[str] = ("k",), time_mode: str = "None", output: str = "", **told: Any) -> Made:
+def processed(*of: str, key: Sequence[str] = ("k",), time_mode: str = "None", output: str = "", **options: Any) -> Made:
     """Return a function that makes an operator of the processor."""
     columns = output or "k string, seen long"
 
     def make() -> Operator:
         declared = transform_with_state(
-            Counting(*of, **told), key=list(key), output=columns, time_mode=time_mode, store="s"
+            Counting(*of, **options), key=list(key), output=columns, time_mode=time_mode, store="s"
         )
         return operator_of("s", declared.key, declared.compute, (), ROWS)
 
@@ -361,8 +361,8 @@ def test_a_renamed_store_starts_empty_with_a_warning(tmp_path: Path) -> None:
     feed(world, 0, BEFORE)
     world.sinks["renamed"] = SimSink()
     edited(world, [operator_of("renamed", ["k"], aggregate(**TOTAL), (), ROWS)])
-    (told,) = feed(world, 1, AFTER)
-    assert told.startswith("[RIFFLE-0810]")
+    (warning,) = feed(world, 1, AFTER)
+    assert warning.startswith("[RIFFLE-0810]")
     assert answered(world, "renamed")["total"] == 3
 
 

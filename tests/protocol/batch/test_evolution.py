@@ -95,7 +95,7 @@ VARIABLES = VariableColumns("s", KEY, (Variable("a", "value", N), Variable("m", 
         ((VARIABLES.variables[0], Variable("m", "map", N, N)), True, False),
         (VARIABLES.variables, False, False),
     ],
-    ids=["moved, another life", "less, and wider", "one more", "another kind", "another map key", "timers gone"],
+    ids=["moved with another TTL", "removed and widened", "added", "changed kind", "changed map key", "timers removed"],
 )
 def test_variables_can_be_added_removed_and_reordered(
     variables: tuple[Variable, ...], indexed: bool, allowed: bool

@@ -88,7 +88,7 @@ def drained(world: World) -> tuple[str, ...]:
     return read_requests(tail.orders).drained
 
 
-class TestApplied:
+class TestAppliedRequests:
     """A request takes effect, and the next record has its answer."""
 
     def test_a_drain_is_applied_by_the_next_batch_and_answered_in_its_record(
@@ -158,7 +158,7 @@ class TestApplied:
         assert operator.states()[1:] == [("ann-2", "applied"), ("ann-3", "applied")]
 
 
-class TestRefused:
+class TestRefusedRequests:
     """A request that cannot be applied gets an answer."""
 
     @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ class TestRefused:
         assert list(world.driver.operations.requests.pins.values()) == [member_of(world, "1")]
 
 
-class TestOnce:
+class TestAppliedOnce:
     """Each request is applied exactly once."""
 
     def test_an_answered_request_is_not_applied_again(self, world: World, operator: Operator) -> None:
@@ -301,7 +301,7 @@ class TestOnce:
         assert before <= world.store.requests["get"]
 
 
-class TestCost:
+class TestStoreRequests:
     """The requests to the store that a mailbox costs."""
 
     def test_control_on_adds_one_get_per_batch(self, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ class TestCost:
         assert len(json.dumps([answer.to_json() for answer in operator.answers()])) < 2000
 
 
-class TestTrouble:
+class TestFaults:
     """A broken mailbox or store does not fail a batch."""
 
     @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b'{"format": 9, "last": 0, "requests": []}', b"[" * 9999])
@@ -450,8 +450,8 @@ REQUESTS = st.builds(
 )
 
 
-class TestFormat:
-    """The format of the mailbox."""
+class TestMailboxFormat:
+    """Encoding of the mailbox and concurrent writes to it."""
 
     @given(st.lists(st.tuples(REQUESTS, st.integers(0, 40)), max_size=40))
     @settings(deadline=None, max_examples=60)
@@ -506,8 +506,8 @@ def _request(number: int, expires_ms: int = HOUR_MS, **arguments: object) -> Mai
     return MailboxRequest(number, f"r{number}", "pin", arguments, "ann", "laptop", 0, expires_ms)
 
 
-class TestContent:
-    """The content of the mailbox."""
+class TestRequestsInMailbox:
+    """The requests that the mailbox keeps, and their order."""
 
     def test_a_new_request_removes_the_oldest_answered_ones(self) -> None:
         """A new request removes the oldest answered requests."""

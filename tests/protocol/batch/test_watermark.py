@@ -66,7 +66,7 @@ def tail(world: World) -> Record:
     return record
 
 
-def told(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Order]:
+def orders_of_batch(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Order]:
     """Run a batch and return the order of each operator."""
     seen: dict[str, Order] = {}
 
@@ -86,7 +86,7 @@ def times_of(order: Order) -> tuple[int | None, int | None, int | None]:
 def test_late_rows_use_a_watermark_of_one_batch_less_than_timers(tmp_path: Path) -> None:
     """Timers use the watermark of all earlier batches, and late rows that of one batch less, as in Spark."""
     world = World(tmp_path, operators=[counted()])
-    watermarks = [times_of(told(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
+    watermarks = [times_of(orders_of_batch(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
     assert watermarks == [(None, None, None), (0, 4_000, None), (4_000, 9_000, None), (9_000, 14_000, None)]
     record = tail(world)
     assert (record.late_watermark_ms, record.watermark_ms, record.event_times) == (14_000, 19_000, {"seen": 20_000})
@@ -164,7 +164,7 @@ def test_policy_max_uses_the_maximum_watermark(tmp_path: Path) -> None:
         reached.append(tail(world).watermark_ms)
     assert reached == [4_000, 8_000, 19_000, 19_000]
     assert world.state("a") == {"a": (3,)}
-    orders = told(world, 4, events(1_000, other=40_000), watermark_policy="max", available_now=True)
+    orders = orders_of_batch(world, 4, events(1_000, other=40_000), watermark_policy="max", available_now=True)
     assert [order.last_pass_ms for order in orders] == [39_000, None]
     world.batch(5, events(50_000, other=30_000), watermark_policy="min")
     assert tail(world).watermark_ms == 39_000
@@ -187,7 +187,7 @@ def test_an_operator_without_a_watermark_drops_no_rows(tmp_path: Path) -> None:
     plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
     world = World(tmp_path, operators=[plain, counted()])
     for version, time in enumerate([50_000, 50_000, 1_000]):
-        orders = told(world, version, events(time))
+        orders = orders_of_batch(world, version, events(time))
     assert [order.watermark_ms for order in orders] == [49_000, 49_000]
     assert world.state("all") == {"a": (3,)}
     assert world.state("seen") == {"a": (2,)}
@@ -197,9 +197,9 @@ def test_records_have_sparks_watermark_without_a_watermark_column(tmp_path: Path
     """Without a watermark column, records have Spark's watermark. It applies one batch later and never decreases."""
     plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
     world = World(tmp_path, operators=[plain])
-    assert told(world, 0, events(1), watermark_ms=None)[0].watermark_ms is None
-    assert told(world, 1, events(1), watermark_ms=700)[0].watermark_ms is None
-    assert told(world, 2, events(1), watermark_ms=600)[0].watermark_ms == 700
+    assert orders_of_batch(world, 0, events(1), watermark_ms=None)[0].watermark_ms is None
+    assert orders_of_batch(world, 1, events(1), watermark_ms=700)[0].watermark_ms is None
+    assert orders_of_batch(world, 2, events(1), watermark_ms=600)[0].watermark_ms == 700
     assert (tail(world).watermark_ms, tail(world).late_watermark_ms, tail(world).event_times) == (700, None, {})
 
 
@@ -207,20 +207,20 @@ def test_the_last_pass_of_available_now_uses_its_own_watermark(tmp_path: Path) -
     """With AvailableNow the last pass uses the watermark of the batch itself. Rows of a later run are late by it."""
     world = World(tmp_path, operators=[counted(mode="EventTime")])
     world.batch(0, events(10_000))
-    assert times_of(told(world, 1, events(20_000), available_now=True)[0]) == (0, 9_000, 19_000)
+    assert times_of(orders_of_batch(world, 1, events(20_000), available_now=True)[0]) == (0, 9_000, 19_000)
     assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (19_000, 19_000)
-    assert times_of(told(world, 2, events(), available_now=True)[0]) == (19_000, 19_000, 19_000)
-    assert times_of(told(world, 3, events(30_000))[0]) == (19_000, 19_000, None)
+    assert times_of(orders_of_batch(world, 2, events(), available_now=True)[0]) == (19_000, 19_000, 19_000)
+    assert times_of(orders_of_batch(world, 3, events(30_000))[0]) == (19_000, 19_000, None)
     assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (19_000, 29_000)
 
 
 def test_only_event_time_timers_cause_a_last_pass(tmp_path: Path) -> None:
     """Only operators with event-time timers have a last pass. Without any, the input is not read for it."""
     world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", delay_ms=3_000)])
-    orders = told(world, 0, events(10_000), available_now=True)
+    orders = orders_of_batch(world, 0, events(10_000), available_now=True)
     assert [order.last_pass_ms for order in orders] == [7_000, None]
     quiet = World(tmp_path / "quiet", operators=[counted(mode="ProcessingTime")])
-    assert told(quiet, 0, events(10_000), available_now=True)[0].last_pass_ms is None
+    assert orders_of_batch(quiet, 0, events(10_000), available_now=True)[0].last_pass_ms is None
     assert tail(quiet).late_watermark_ms == 0
 
 

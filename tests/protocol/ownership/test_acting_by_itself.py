@@ -36,11 +36,11 @@ RACKS = {0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",)}
 class Counting:
     """The default assignor with a count of its calls."""
 
-    asked = 0
+    calls = 0
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the default assignment and count the call."""
-        Counting.asked += 1
+        Counting.calls += 1
         return assign(before, replace(settings, assignor="high_availability"))
 
 
@@ -65,7 +65,7 @@ class Racked(Elastic):
         self.ownership.placement.weights.set_partition_racks(
             {("events", partition): held for partition, held in RACKS.items()}
         )
-        Counting.asked = 0
+        Counting.calls = 0
 
     def batch(
         self,
@@ -103,25 +103,25 @@ def test_owners_move_to_the_racks_of_their_rows(tmp_path: Path) -> None:
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
     present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
-    calls = Counting.asked
+    calls = Counting.calls
     assert [world.feed().moves for _ in range(12)] == [()] * 12
-    assert Counting.asked == calls
+    assert Counting.calls == calls
     world.check_state()
 
 
-@pytest.mark.parametrize("rows", ["of any partition", "of one rack"])
+@pytest.mark.parametrize("rows", ["all partitions", "one rack"])
 @pytest.mark.sample(step=2)
 def test_no_further_assignment_runs_if_racks_gain_nothing(tmp_path: Path, rows: str) -> None:
     """If rows of a key-group come from all racks, nothing moves. If all rows come from one rack but balance needs
     owners in both, one assignment finds that.
     """
     chance = random.Random(1)
-    world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "of any partition" else lambda _: 0)
+    world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "all partitions" else lambda _: 0)
     world.feed()
-    began = Counting.asked
+    began = Counting.calls
     reports = [world.feed() for _ in range(12)]
     assert [report.moves for report in reports] == [()] * 12
-    assert Counting.asked - began == (0 if rows == "of any partition" else 1)
+    assert Counting.calls - began == (0 if rows == "all partitions" else 1)
 
 
 def test_partition_dispatch_uses_racks_from_the_first_batch(tmp_path: Path) -> None:
@@ -155,15 +155,15 @@ def test_a_hot_key_causes_one_warning_and_no_repeated_assignments(tmp_path: Path
     hot_key_warnings = warnings(reports, "RIFFLE-0761")
     assert len(hot_key_warnings) == 1
     assert "Key-group 3 " in hot_key_warnings[0]
-    calls = Counting.asked
+    calls = Counting.calls
     assert calls < 15
     reports = [world.feed(keys=keys) for _ in range(25)]
-    assert Counting.asked == calls
+    assert Counting.calls == calls
     assert not warnings(reports, "RIFFLE-0761")
     cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
     for _ in range(10):
         world.feed(keys=cool)
-    assert Counting.asked > calls, "another load starts an assignment"
+    assert Counting.calls > calls, "another load starts an assignment"
     world.check_state()
 
 

@@ -250,7 +250,7 @@ NOW = 10 * YEAR_SECONDS
         ([NOW - 50] * 20 + [NOW - YEAR_SECONDS] * 3, 0),
         ([NOW - YEAR_SECONDS] * 20 + [NOW - 50] * 3, 20),
     ],
-    ids=["right", "one ahead", "a driver ahead", "ahead just now", "one unsure", "one behind", "behind now", "gap"],
+    ids=["correct", "one ahead", "a driver ahead", "ahead just now", "one unsure", "one behind", "behind now", "gap"],
 )  # fmt: skip
 def test_a_record_with_a_future_time_counts_as_old_as_the_next_one(written: list[int], oldest: int) -> None:
     """A record with a time in the future counts as old as the next one. Records that may be recent stay, and wrong

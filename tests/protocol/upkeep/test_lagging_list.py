@@ -320,7 +320,7 @@ def test_a_scan_deletes_nothing_after_a_claim_between_its_steps_i4() -> None:
 
 def test_a_snapshot_that_is_put_at_the_start_of_a_scan_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan reads LIST before it asks which snapshots may be listed, so a snapshot that is put meanwhile stays."""
-    root, store, told = grown(), grown().store(), set[str]()
+    root, store, own_names = grown(), grown().store(), set[str]()
     fresh = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{8:032x}")
     lost = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{9:032x}")
     store.put_if_absent(lost, b"x")
@@ -329,10 +329,10 @@ def test_a_snapshot_that_is_put_at_the_start_of_a_scan_stays(monkeypatch: pytest
 
     def put_then_list(prefix: str) -> list[str]:
         store.inner.put_if_absent(fresh, b"x")
-        told.add(fresh)
+        own_names.add(fresh)
         return shown(prefix)
 
     monkeypatch.setattr(store, "list", put_then_list)
-    run_to_end(scan(store, root.tail, 2, 0, own_snapshots=lambda: frozenset(told)))
+    run_to_end(scan(store, root.tail, 2, 0, own_snapshots=lambda: frozenset(own_names)))
     assert store.exists(fresh)
     assert not store.exists(lost)

@@ -144,7 +144,9 @@ def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: l
     handover.background.run()
 
 
-@pytest.mark.parametrize("answers", [[], [overdue_receipt("2", 1.0)]], ids=["a job that failed", "another is overdue"])
+@pytest.mark.parametrize(
+    "answers", [[], [overdue_receipt("2", 1.0)]], ids=["failed job", "another executor is overdue"]
+)
 def test_drops_of_a_lost_round_are_sent_with_a_later_plan(
     monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]
 ) -> None:
