@@ -53,7 +53,7 @@ TOTALS = [call(0, [(0, 1, 5)]), call(1, [(0, 3, 12), (1, 1, 4)])]
         "a rollback that removes nothing",
     ],
 )
-def test_what_is_added_up(calls: list[Call], verdict: Verdict) -> None:
+def test_the_ledger_counts_each_delivered_row_once(calls: list[Call], verdict: Verdict) -> None:
     """Rows that are added up: each delivery counts once, and deliveries removed by a rollback do not count."""
     assert compare(ledger((3, 12), (1, 4)), calls, running=False) == verdict
 
@@ -69,6 +69,6 @@ def test_what_is_added_up(calls: list[Call], verdict: Verdict) -> None:
     ],
     ids=["exact", "a repeated delivery", "a batch is lost", "a total is delivered twice", "a total decreases"],
 )
-def test_what_replaces_what_was(calls: list[Call], verdict: Verdict) -> None:
+def test_the_ledger_keeps_the_newest_running_total(calls: list[Call], verdict: Verdict) -> None:
     """Running totals: the newest counts, and a total that does not grow is wrong."""
     assert compare(ledger((3, 12), (1, 4)), calls, running=True) == verdict
