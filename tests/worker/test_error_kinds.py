@@ -123,7 +123,7 @@ def test_a_user_error_of_a_processor_becomes_user_function_error() -> None:
     assert processing._as_riffle_error(ours, "for key 'a'") is ours  # private: called for each key
 
 
-def test_an_error_that_is_no_riffle_error_fails_the_task(tmp_path: Path) -> None:
+def test_an_error_other_than_a_riffle_error_fails_the_task(tmp_path: Path) -> None:
     """An error that is no RiffleError fails the task, which Spark retries. There is no receipt."""
     for error in (ZeroDivisionError("a bug"), KeyboardInterrupt()):
         with pytest.raises(type(error)):

@@ -310,10 +310,10 @@ def test_concurrent_deletes_and_scans_keep_a_new_savepoint(tmp_path: Path, point
     calls = Waiting(tmp_path / "counted", 0).work(-1)
     assert calls > 20
     for back in (0, 2, 5):
-        for at in range(0, calls, max(1, calls // points)):
-            waiting = Waiting(tmp_path / f"{back}-{at}", back)
-            waiting.work(at)
-            assert waiting.query.missing() == [], f"record {back} before the newest, at request {at} of {calls}"
+        for index in range(0, calls, max(1, calls // points)):
+            waiting = Waiting(tmp_path / f"{back}-{index}", back)
+            waiting.work(index)
+            assert waiting.query.missing() == [], f"record {back} before the newest, at request {index} of {calls}"
             accepted += bool(waiting.query.tail.savepoints)
     assert accepted >= points, "too few savepoints were accepted to show anything"
 

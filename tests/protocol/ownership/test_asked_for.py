@@ -98,7 +98,7 @@ def test_each_query_has_one_assignor_instance(tmp_path: Path) -> None:
     assert Tenants.made == 2
     assignors = [world.driver.settings.assignor for world in worlds]
     assert assignors[0] is not assignors[1]
-    assert all(len(one.seen) > 1 for one in assignors if isinstance(one, Tenants))
+    assert all(len(used_assignor.seen) > 1 for used_assignor in assignors if isinstance(used_assignor, Tenants))
 
 
 class Hears(RebalanceListener):

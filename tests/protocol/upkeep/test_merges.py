@@ -305,7 +305,7 @@ def test_unlisted_merged_deltas_are_deleted(tmp_path: Path) -> None:
     assert present <= listed | {replacement.link.object for _, replacement in merges}
 
 
-def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_path: Path) -> None:
+def test_a_merged_delta_that_no_commit_can_list_is_deleted_at_once(tmp_path: Path) -> None:
     """A merged delta whose first link is no longer in the chain is deleted without a scan."""
     world = query(tmp_path, executors=["1"], operators=[totals()])
     upkeep = world.driver._upkeep  # private: links that no record lists yet

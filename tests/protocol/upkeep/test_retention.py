@@ -378,9 +378,9 @@ def test_a_scan_checks_its_claim_before_each_1_000_deletes_i4() -> None:
 def test_a_record_with_an_unclear_append_retains_its_objects_i5(tmp_path: Path) -> None:
     """I5: a record whose append was unclear retains its objects as long as any other."""
     world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=6, snapshot_chain_links=2)
-    everything, one = rows_of(*((f"k{n}", 1, n) for n in range(20))), rows_of(("k0", 1, 0))
+    everything, first_key_rows = rows_of(*((f"k{n}", 1, n) for n in range(20))), rows_of(("k0", 1, 0))
     history = History(world)
-    world.batch(0, one)
+    world.batch(0, first_key_rows)
     history.look()
     record = paths.record_name(2)
     world.store.script(Fault("answer_lost", "put", record, times=None), Fault("unavailable", "get", record, times=None))
@@ -389,7 +389,7 @@ def test_a_record_with_an_unclear_append_retains_its_objects_i5(tmp_path: Path) 
     world.store.heal()
     assert world.batch(1, everything).decision == "repeat"
     for version in range(2, 14):
-        world.batch(version, one)
+        world.batch(version, first_key_rows)
         history.look()
 
 
