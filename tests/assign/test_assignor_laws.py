@@ -78,7 +78,9 @@ def settled(group: Group, settings: AssignSettings) -> Phase:
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 @given(group=groups(), standbys=st.integers(0, 2), warmups=st.integers(1, 4))
-def test_every_group_converges_valid_level_and_stable(strategy: str, group: Group, standbys: int, warmups: int) -> None:
+def test_every_group_converges_to_a_valid_balanced_stable_assignment(
+    strategy: str, group: Group, standbys: int, warmups: int
+) -> None:
     """Each round is valid and each new owner is caught up. At the end, owners are balanced and nothing moves."""
     settings = configured(strategy, num_standbys=standbys, max_warmup_replicas=warmups)
     phase = settled(group, settings)
@@ -91,7 +93,7 @@ def test_every_group_converges_valid_level_and_stable(strategy: str, group: Grou
 
 
 @given(group=groups(), standbys=st.integers(1, 2), warmups=st.integers(1, 2), data=st.data())
-def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
+def test_pointer_standbys_converge_without_warm_ups(
     group: Group, standbys: int, warmups: int, data: st.DataObject
 ) -> None:
     """If standbys are snapshot pointers, no standby warms up, whatever copies exist at the start. A task can move to a
@@ -99,11 +101,15 @@ def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     """
     settings = configured(num_standbys=standbys, max_warmup_replicas=warmups, standby_mode="snapshot_pointer")
     before = group.view()
-    found = {m.id: data.draw(st.sampled_from([0, 0, 10, None]), m.id) for m in before.members}
-    extra = {m: lag for m, lag in found.items() if lag is not None}
+    drawn_lags = {m.id: data.draw(st.sampled_from([0, 0, 10, None]), m.id) for m in before.members}
+    extra = {m: lag for m, lag in drawn_lags.items() if lag is not None}
     lags = {each: {**extra, **before.lags.get(each, {})} for each in before.owners}
     drawn = {each: (data.draw(st.sampled_from(before.members)).id,) for each in before.owners}
-    present = {each: told for each, told in drawn.items() if before.owners[each] not in told}
+    present = {
+        each: standbys_of_task
+        for each, standbys_of_task in drawn.items()
+        if before.owners[each] not in standbys_of_task
+    }
     before = replace(before, lags=lags, standbys=present)
     for _ in range(4 + 4 * len(before.tasks)):
         done = assign(before, settings)
@@ -116,7 +122,7 @@ def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     assert (again.owners, again.standbys, again.warmups, again.moves) == (done.owners, done.standbys, {}, ())
 
 
-def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait_for() -> None:
+def test_drains_of_stateless_tasks_leave_room_for_warm_ups() -> None:
     """Tasks without state leave a drained member without a copy. Their moves leave room for the tasks that must warm up
     first.
     """
@@ -141,7 +147,7 @@ def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait
 
 
 @given(group=groups(uniform=False), standbys=st.integers(0, 1))
-def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None:
+def test_tasks_per_slot_differ_by_at_most_one_for_unequal_members(group: Group, standbys: int) -> None:
     """With unequal numbers of slots, the owned tasks per slot differ by at most one."""
     phase = settled(group, configured(num_standbys=standbys, max_warmup_replicas=4))
     assert phase.converged
@@ -150,7 +156,7 @@ def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None
 
 
 @given(group=groups(stores=1))
-def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
+def test_adding_a_member_moves_tasks_only_to_it(group: Group) -> None:
     """A new member gets tasks, and the existing members exchange none."""
     before = settled(group, configured(max_warmup_replicas=50)).after
     after = settled(
@@ -193,17 +199,18 @@ def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
 def test_the_order_of_the_input_does_not_matter(group: Group, seed: int) -> None:
     """Members, tasks and mappings in another order give the same assignment."""
     settings = configured("min_cost", num_standbys=1)
-    told = group.view()
+    before = group.view()
     shuffled = replace(
-        told,
-        members=_shuffled(told.members, seed),
-        tasks=_shuffled(told.tasks, seed),
-        owners=dict(_shuffled(tuple(told.owners.items()), seed)),
+        before,
+        members=_shuffled(before.members, seed),
+        tasks=_shuffled(before.tasks, seed),
+        owners=dict(_shuffled(tuple(before.owners.items()), seed)),
         lags={
-            each: dict(_shuffled(tuple(held.items()), seed)) for each, held in _shuffled(tuple(told.lags.items()), seed)
+            each: dict(_shuffled(tuple(held.items()), seed))
+            for each, held in _shuffled(tuple(before.lags.items()), seed)
         },
     )
-    assert repr(assign(told, settings)) == repr(assign(shuffled, settings))
+    assert repr(assign(before, settings)) == repr(assign(shuffled, settings))
 
 
 def _shuffled(values: tuple, seed: int) -> tuple:  # type: ignore[type-arg]
@@ -261,7 +268,7 @@ def _cost(group: Group, owners: Mapping[TaskId, str], settings: AssignSettings) 
 
 
 @given(group=groups(stores=1))
-def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None:
+def test_the_target_costs_no_more_than_a_brute_force_search_finds(group: Group) -> None:
     """In small groups, no balanced placement is cheaper than the target."""
     names = sorted(group.members)[:3]
     small = Group(
@@ -276,7 +283,7 @@ def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32))
-def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> None:
+def test_counts_are_balanced_with_the_fewest_moves(rows: int, members: int, seed: int) -> None:
     """The counts are within their ranges, and no other counts within them keep more tasks at their owners."""
     chance = np.random.default_rng(seed)
     owned = chance.integers(0, 3, (rows, members))
@@ -284,14 +291,14 @@ def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> 
     low, high = np.array([each[0] for each in ranges]), np.array([each[1] for each in ranges])
     least, most = fair_range(int(owned.sum()), [1] * members)
     zero = np.zeros_like(owned)
-    found = balance_counts(
+    balanced_counts = balance_counts(
         Demand(
             owned, zero, zero, owned.sum(axis=1) * 0, np.ones_like(owned, bool),
             Bounds(low, high, np.array(least), np.array(most)), owned.sum(axis=0) * 0,
             np.ones(members, np.int64), 55, 4500,
         )
     )  # fmt: skip
-    kept = int(np.minimum(found, owned).sum())
+    kept = int(np.minimum(balanced_counts, owned).sum())
     best = 0
     for cells in itertools.product(*(range(a, b + 1) for a, b in zip(low.ravel(), high.ravel(), strict=True))):
         other = np.array(cells).reshape(rows, members)
@@ -301,14 +308,14 @@ def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> 
     assert kept == best
 
 
-def test_a_view_of_no_tasks_is_fine() -> None:
+def test_a_view_without_tasks_gets_an_empty_assignment() -> None:
     """A view without tasks gets an empty assignment."""
     assert assign(view("a:"), AssignSettings()) == Assignment({}, target={})
 
 
-def test_a_view_is_not_changed() -> None:
+def test_the_assignor_does_not_change_its_view() -> None:
     """The assignor does not change its input."""
-    told = view("a:0-7 b: c:")
-    before = repr(told)
-    assign(told, AssignSettings(num_standbys=1))
-    assert repr(told) == before
+    given_view = view("a:0-7 b: c:")
+    before = repr(given_view)
+    assign(given_view, AssignSettings(num_standbys=1))
+    assert repr(given_view) == before

@@ -21,14 +21,14 @@ def broken_assignor(before: View, _: AssignSettings) -> Assignment:
     return Assignment({before.tasks[0].id: "nobody", task(99): "a"})
 
 
-def test_a_users_invalid_answer_is_refused_and_named() -> None:
+def test_an_invalid_custom_assignment_is_refused_with_its_violations() -> None:
     """The previous assignment stays in effect, and the warning names each violation."""
     before = view("a:0-1 b:2-3")
     done = assign(before, replace(SETTINGS, assignor=broken_assignor))
     assert done.owners == before.owners
-    said = "\n".join(done.warnings)
+    warning_text = "\n".join(done.warnings)
     for part in ("task g_1 has no owner", "task g_99 is unknown", "owner nobody of task g_0 is not a live member"):
-        assert part in said
+        assert part in warning_text
 
 
 def raising_assignor(before: View, _: AssignSettings) -> Assignment:
@@ -41,7 +41,7 @@ def chosen_by(each: Task) -> str:
     return {"g_0": "a"}[f"{each.id} is new"]
 
 
-def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() -> None:
+def test_an_exception_of_a_custom_assignor_keeps_the_last_assignment() -> None:
     """The warning has the type, the message and the line of the error in the user's code. Tasks without an owner still
     get one.
     """
@@ -58,7 +58,7 @@ def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() ->
 
 
 @pytest.mark.parametrize("assignor", [raising_assignor, broken_assignor])
-def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assignor) -> None:
+def test_a_failed_first_assignment_falls_back_to_the_default_assignor(assignor: Assignor) -> None:
     """If the first assignment of a custom assignor fails, owners and standbys are those of the default assignor."""
     before = view("a: b: c:", total=6)
     settings = replace(SETTINGS, num_standbys=1)
@@ -67,7 +67,7 @@ def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assign
     assert "The default assignor decides" in done.warnings[-1]
 
 
-def test_what_means_to_end_the_process_is_not_held_back() -> None:
+def test_a_keyboard_interrupt_in_a_custom_assignor_ends_the_process() -> None:
     """A KeyboardInterrupt in a custom assignor ends the process."""
 
     def interrupted(*_: object) -> Assignment:
@@ -82,7 +82,7 @@ def test_what_means_to_end_the_process_is_not_held_back() -> None:
     [None, Assignment, Assignment(None), Assignment({1: "a", "x": "b"}), Assignment({task(0): "a"}, {task(0): None}),  # type: ignore[arg-type, dict-item]
      Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],  # type: ignore[arg-type]
 )  # fmt: skip
-def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
+def test_an_assignment_of_the_wrong_type_is_refused(answer: Assignment) -> None:
     """If an answer has the wrong type, the previous assignment stays in effect."""
     done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
     assert done.owners == {task(0): "a"}
@@ -100,7 +100,7 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
         {"moves": (Move(task(0), "owner", None, "a", "", object()),)},  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any]) -> None:
+def test_an_assignment_with_unusable_fields_is_refused(field: dict[str, Any]) -> None:
     """Fields that cannot be stored, reported or read twice are refused, and the previous assignment stays in effect."""
     before = replace(view("a:0 b:1"), pins={task(1): "a"})
     done = assign(before, replace(SETTINGS, assignor=lambda *_: replace(Assignment(before.owners), **field)))
@@ -110,9 +110,9 @@ def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any]) 
     assert done.owners[task(0)] == "a"
 
 
-def numpys(given: TaskId) -> TaskId:
+def numpys(task_id: TaskId) -> TaskId:
     """Return an equal task id whose key-group is a NumPy integer."""
-    return TaskId(given.group, np.int64(given.key_group))  # type: ignore[arg-type]
+    return TaskId(task_id.group, np.int64(task_id.key_group))  # type: ignore[arg-type]
 
 
 def numpys_assignor(before: View, settings: AssignSettings) -> Assignment:
@@ -126,13 +126,13 @@ def numpys_assignor(before: View, settings: AssignSettings) -> Assignment:
     )
 
 
-def test_an_answer_in_numbers_of_numpys_is_taken_as_the_equal_one() -> None:
+def test_numpy_integers_in_an_assignment_become_python_integers() -> None:
     """NumPy integers become Python integers, because orders and reports are JSON."""
     before, settings = view("a: b: c:", total=3), replace(SETTINGS, num_standbys=1)
     done = assign(before, replace(settings, assignor=numpys_assignor))
-    told = [*done.owners, *done.standbys, *done.target, *(move.task for move in done.moves)]
+    tasks = [*done.owners, *done.standbys, *done.target, *(move.task for move in done.moves)]
     assert (done.owners, done.standbys) == (assign(before, settings).owners, assign(before, settings).standbys)
-    assert {type(each.key_group) for each in told} == {int}
+    assert {type(each.key_group) for each in tasks} == {int}
     assert {type(members) for members in done.standbys.values()} == {tuple}
 
 
@@ -140,14 +140,14 @@ class Counting:
     """An assignor that counts its instances and calls."""
 
     made = 0
-    asked = 0
+    calls = 0
 
     def __init__(self) -> None:
         Counting.made += 1
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the hash assignment and count the call."""
-        Counting.asked += 1
+        Counting.calls += 1
         return assign(before, replace(settings, assignor="hash"))
 
 
@@ -158,13 +158,13 @@ class Unmade:
         raise ValueError("no configuration")
 
 
-def test_a_class_that_cannot_be_made_is_a_wrong_setting() -> None:
+def test_an_assignor_class_whose_constructor_fails_is_refused() -> None:
     """A class whose constructor fails is refused when the query starts, with RIFFLE-0110."""
     with pytest.raises(ConfigError, match="RIFFLE-0110"):
         assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:Unmade"))
 
 
-def test_a_users_assignor_by_path_is_used() -> None:
+def test_a_custom_assignor_is_loaded_by_its_dotted_path() -> None:
     """The setting accepts the dotted path of a function. An unknown path is refused."""
     path = "riffle_spark.assign.baselines.hash_assignor"
     hashed = assign(view("a:0-7 b:"), replace(SETTINGS, assignor="hash"))
@@ -180,7 +180,7 @@ def clearing_assignor(before: View, _: AssignSettings) -> Assignment:
     raise RuntimeError("not reached")
 
 
-def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
+def test_changes_that_an_assignor_makes_to_its_view_have_no_effect() -> None:
     """If an assignor changes the mappings of its view and fails, the previous assignment stays in effect."""
     before = view("a:0-1 b:2-3")
     before = replace(before, owners=dict(before.owners), lags={t: dict(held) for t, held in before.lags.items()})
@@ -189,7 +189,7 @@ def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
     assert "The last assignment stays" in done.warnings[0]
 
 
-def test_moves_that_an_own_assignor_does_not_name_are_told() -> None:
+def test_moves_that_a_custom_assignor_omits_are_reported() -> None:
     """Each move is reported once, whether or not the custom assignor lists it."""
     before = view("a:0-1 b:2-3")
     swapped = {task(0): "b", task(1): "a", task(2): "a", task(3): "b"}
@@ -202,12 +202,12 @@ def test_moves_that_an_own_assignor_does_not_name_are_told() -> None:
 
 
 @pytest.mark.parametrize("assignor", ["sticky", "hash"])
-def test_what_sticky_and_hash_do_not_heed_is_said(assignor: str) -> None:
+def test_sticky_and_hash_warn_of_settings_that_they_ignore(assignor: str) -> None:
     """The sticky and hash assignors ignore some settings, and a warning lists those that are set."""
     settings = replace(SETTINGS, assignor=assignor)
     assert assign(view("a:0-1 b:2-3"), settings).warnings == ()
-    asked = replace(settings, rebalance_enable="none", moves_at_once=0)
-    (said,) = assign(view("a:0-1 b:2-3"), asked).warnings
-    assert said.startswith(
+    changed_settings = replace(settings, rebalance_enable="none", moves_at_once=0)
+    (warning,) = assign(view("a:0-1 b:2-3"), changed_settings).warnings
+    assert warning.startswith(
         f"[RIFFLE-0775] The assignor {assignor} ignores these settings: rebalance_enable, moves_at_once. What to do: "
     )

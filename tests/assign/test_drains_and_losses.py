@@ -100,7 +100,7 @@ def cluster(members: str, counts: Mapping[str, int], settings: AssignSettings = 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["planned", "awaited"])
 @pytest.mark.parametrize("group", ["durable", "cache"])
-def test_a_drain_and_a_loss_that_are_seen_at_once_complete(group: str, awaited: bool) -> None:
+def test_a_simultaneous_drain_and_loss_both_complete(group: str, awaited: bool) -> None:
     """A drained member loses all tasks, whether or not state is durable and the lost member is waited for."""
     world = cluster("abcd", {group: 12})
     world.lose("a", awaited=awaited)
@@ -109,7 +109,7 @@ def test_a_drain_and_a_loss_that_are_seen_at_once_complete(group: str, awaited: 
     assert sorted({*done.owners.values()}) == ["b", "c"]
 
 
-def test_moves_of_caches_that_are_bounded_go_on_until_all_are_made() -> None:
+def test_limited_moves_of_caches_continue_until_complete() -> None:
     """With `moves_at_once = 1`, a new member still gets its full share of the cache tasks."""
     world = cluster("ab", {"cache": 12}, AssignSettings(moves_at_once=1))
     world.join("c")
@@ -126,7 +126,7 @@ def test_moves_of_caches_that_are_bounded_go_on_until_all_are_made() -> None:
     standbys=st.integers(0, 2),
     most=st.sampled_from([None, None, 1, 3]),
 )
-def test_drains_losses_and_joins_in_one_look_converge(
+def test_simultaneous_drains_losses_and_joins_converge(
     data: st.DataObject, durable: int, caches: int, stateless: int, warmups: int, standbys: int, most: int | None
 ) -> None:
     """A drained member keeps no task or copy, each task has its standbys, and owners end balanced."""

@@ -38,7 +38,7 @@ def deaf(before: View, settings: AssignSettings) -> Assignment:
 
 @pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped, deaf])
 @given(seed=st.integers(0, 2**32))
-def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | Assignor, seed: int) -> None:
+def test_every_assignor_obeys_pins_and_drains_in_the_end(assignor: str | Assignor, seed: int) -> None:
     """Property: under every assignor, pinned tasks end on their pinned members, and drained members have no tasks."""
     chance = random.Random(seed)
     names = [f"m{n}" for n in range(chance.randint(2, 4))]
@@ -59,7 +59,7 @@ def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | As
     assert not drained & {member for held in done.standbys.values() for member in held}
 
 
-def test_warm_ups_of_what_is_mended_and_of_the_answer_are_few_together() -> None:
+def test_warm_ups_of_drains_and_of_a_custom_assignor_share_one_limit() -> None:
     """The warm-ups of a custom assignor and those of drains share one limit. A drain waits until the custom warm-ups
     complete.
     """
@@ -74,7 +74,7 @@ def test_warm_ups_of_what_is_mended_and_of_the_answer_are_few_together() -> None
     assert sum(map(len, assign(before, replace(settings, max_warmup_replicas=2)).warmups.values())) == 2
 
 
-def test_what_an_assignor_wants_against_a_drain_is_not_probed_for() -> None:
+def test_no_probe_is_scheduled_for_tasks_wanted_on_a_drained_member() -> None:
     """If an assignor wants tasks on a drained member, no probe is scheduled for them."""
     before = view("a:0-3 b:4-7 c:")
     done = settled(before, replace(SETTINGS, assignor=deaf, exclude=(("id", "c"),)))
@@ -82,7 +82,7 @@ def test_what_an_assignor_wants_against_a_drain_is_not_probed_for() -> None:
     assert done.warnings
 
 
-def test_sticky_levels_around_what_is_pinned() -> None:
+def test_the_sticky_assignor_balances_around_pinned_tasks() -> None:
     """With the sticky assignor, a member with pinned tasks gets fewer other tasks."""
     pins = {task(n): "b" for n in range(3)}
     done = assign(replace(view("a:0-8 b: c:"), pins=pins), replace(SETTINGS, assignor="sticky"))
@@ -90,7 +90,7 @@ def test_sticky_levels_around_what_is_pinned() -> None:
     assert {done.owners[each] for each in pins} == {"b"}
 
 
-def test_moves_at_once_do_not_hold_back_a_drain() -> None:
+def test_moves_at_once_does_not_limit_a_drain() -> None:
     """`moves_at_once` limits voluntary moves only. A drain starts all its moves at once."""
     small = view("a:0-5 b:6-8 c:")
     small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
@@ -100,15 +100,15 @@ def test_moves_at_once_do_not_hold_back_a_drain() -> None:
     assert "b" not in done.owners.values()
 
 
-@pytest.mark.parametrize("asked", [{"include": (("disk", "ssd"),)}, {"exclude": (("id", "a"), ("id", "b"))}])
-def test_filters_that_leave_nobody_are_not_followed_and_it_is_said(asked: dict[str, object]) -> None:
+@pytest.mark.parametrize("filters", [{"include": (("disk", "ssd"),)}, {"exclude": (("id", "a"), ("id", "b"))}])
+def test_filters_that_exclude_every_member_are_ignored_with_a_warning(filters: dict[str, object]) -> None:
     """If filters exclude every member, a warning names the filter, and every task still has an owner."""
-    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, **asked))  # type: ignore[arg-type]
+    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, **filters))  # type: ignore[arg-type]
     assert Counter(done.owners.values()) == {"a": 2, "b": 2}
-    assert f"[RIFFLE-0777] {next(iter(asked))} = " in done.warnings[0]
+    assert f"[RIFFLE-0777] {next(iter(filters))} = " in done.warnings[0]
 
 
-def test_standbys_that_forced_awareness_keeps_back_are_counted() -> None:
+def test_a_warning_counts_standbys_that_forced_awareness_leaves_unassigned() -> None:
     """Standbys stay unassigned while a forced tag value has no member, and a warning counts them. Another warning names
     a tag that no member has.
     """
@@ -128,7 +128,7 @@ def cost_of(answer: Callable[[Task, Member], object]) -> AssignSettings:
 
 
 @pytest.mark.parametrize("answer", [lambda *_: 1 // 0, lambda *_: 0.5, lambda *_: "dear"])
-def test_a_users_cost_that_fails_does_not_count(answer: Callable[..., object]) -> None:
+def test_a_failing_user_cost_is_ignored_with_a_warning(answer: Callable[..., object]) -> None:
     """If a user cost function fails, owners are as without it, and a warning has the error."""
     before = view("a:0-3 b:")
     done = assign(before, cost_of(answer))
@@ -136,11 +136,13 @@ def test_a_users_cost_that_fails_does_not_count(answer: Callable[..., object]) -
     assert "RIFFLE-0772" in done.warnings[0]
 
 
-def test_a_task_that_may_go_nowhere_is_placed_and_named() -> None:
+def test_a_task_forbidden_on_every_member_is_still_placed_with_a_warning() -> None:
     """A task that the user cost forbids on every member still gets an owner, and a warning names it. The cost applies
     to all other tasks.
     """
-    done = settled(view("a:0-1 b:2-3"), cost_of(lambda each, at: None if each.id.key_group == 0 or at.id == "b" else 0))
+    done = settled(
+        view("a:0-1 b:2-3"), cost_of(lambda each, member: None if each.id.key_group == 0 or member.id == "b" else 0)
+    )
     assert {done.owners[task(n)] for n in range(1, 4)} == {"a"}
     assert "[RIFFLE-0773]" in done.warnings[0]
 
@@ -151,23 +153,23 @@ def tenants_apart(member: Member, tasks: tuple[Task, ...]) -> int:
     return max(sum(each.id.key_group < 4 for each in tasks) - 2, 0)
 
 
-def test_a_users_goal_is_met_without_harm_to_earlier_ones_and_named_in_the_moves() -> None:
+def test_a_user_goal_is_met_without_breaking_earlier_goals() -> None:
     """A user goal after balance exchanges tasks and keeps the balance. The moves name the goal, and a goal that is met
     causes no more moves.
     """
     before = view("a:0-5 b:6-11 c:12-17")
-    asked = replace(SETTINGS, goals=("balance", tenants_apart))
-    first = assign(before, asked)
+    settings = replace(SETTINGS, goals=("balance", tenants_apart))
+    first = assign(before, settings)
     goals = {move.goal for move in first.moves}
-    done = settled(before, asked)
+    done = settled(before, settings)
     assert Counter(done.owners.values()) == {"a": 6, "b": 6, "c": 6}
     assert max(Counter(done.owners[task(n)] for n in range(4)).values()) == 2
     assert "tenants_apart" in goals
     assert sum(done.owners[each] != owner for each, owner in before.owners.items()) == 4, "two exchanges"
-    assert not assign(caught_up(before, done), asked).moves
+    assert not assign(caught_up(before, done), settings).moves
 
 
-def test_the_order_of_goals_decides_which_gives_way() -> None:
+def test_an_earlier_goal_takes_priority_over_a_later_one() -> None:
     """If the rack goal is first, owners are local and unbalanced. If balance is first, owners are balanced."""
     tasks = tuple(Task(task(n), size=WHOLE, owner_traffic=Traffic(1, {"r1": 1})) for n in range(6))
     owners = {each.id: "ab"[n % 2] for n, each in enumerate(tasks)}
@@ -200,7 +202,7 @@ def test_a_hard_goal_that_cannot_be_met_stops_every_voluntary_move() -> None:
     assert set(assign(lost, replace(SETTINGS, goals=(hopeless,), hard_goals=("hopeless",))).owners.values()) == {"b"}
 
 
-def test_a_goal_that_fails_does_not_count() -> None:
+def test_a_failing_goal_is_ignored_with_a_warning() -> None:
     """If a goal fails, owners are as without it, and a warning has the error."""
     done = assign(view("a:0-3 b:"), replace(SETTINGS, goals=(lambda *_: 1 // 0,)))
     assert done.warmups == assign(view("a:0-3 b:"), SETTINGS).warmups
@@ -219,7 +221,7 @@ def test_an_unknown_assignor_is_refused(name: str) -> None:
     [(("ballance",), (), "'balance'"), (("balance", "rack"), ("racks",), "'rack'"),
      ((), ("balance",), "RIFFLE-0480")],
 )  # fmt: skip
-def test_a_goal_that_does_not_exist_is_refused_with_the_nearest(
+def test_an_unknown_goal_is_refused_with_the_nearest_name(
     goals: tuple[str, ...], hard_goals: tuple[str, ...], near: str
 ) -> None:
     """An unknown goal is an error that suggests the nearest name."""
@@ -229,7 +231,7 @@ def test_a_goal_that_does_not_exist_is_refused_with_the_nearest(
 
 @given(seed=st.integers(0, 2**32))
 @example(seed=0)
-def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> None:
+def test_the_target_of_goals_stays_the_same_until_it_is_reached(seed: int) -> None:
     """Property: with few warm-ups at once, the target stays the same until it is reached."""
     chance = random.Random(seed)
     members = tuple(Member(f"m{n}", rack=f"r{n % 2}") for n in range(chance.randint(2, 5)))
@@ -238,13 +240,13 @@ def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> N
     owners = {each.id: chance.choice(members).id for each in tasks}
     before = View(members, tasks, owners, lags={of: {owner: 0} for of, owner in owners.items()})
     goals = chance.choice([(tenants_apart,), ("balance", tenants_apart), ("rack", tenants_apart, "balance")])
-    asked = AssignSettings(max_warmup_replicas=3, rack_aware_assignment_strategy="min_cost", goals=goals)
-    first = assign(before, asked)
-    done = settled(before, asked)
+    settings = AssignSettings(max_warmup_replicas=3, rack_aware_assignment_strategy="min_cost", goals=goals)
+    first = assign(before, settings)
+    done = settled(before, settings)
     assert done.owners == first.target
 
 
-def test_where_no_owner_may_move_nothing_warms_up() -> None:
+def test_nothing_warms_up_if_moves_at_once_is_zero() -> None:
     """With `moves_at_once = 0` nothing warms up, except for a drain."""
     before = view("a:0-7 b:")
     before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
@@ -254,17 +256,17 @@ def test_where_no_owner_may_move_nothing_warms_up() -> None:
     assert assign(before, replace(none, exclude=(("id", "a"),))).warmups
 
 
-def test_tags_that_nobody_has_and_standbys_without_a_place_are_said() -> None:
+def test_unknown_tags_and_unplaced_standbys_are_warnings() -> None:
     """A warning names each setting with a tag that no member has. If there are too few members for all standbys,
     another warning says so.
     """
     before = view("a:0-1 b:2-3")
     before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
     odd = replace(SETTINGS, exclude=(("rak", "c"),), rack_aware_assignment_tags=("zne",), num_standbys=2)
-    said = "\n".join(assign(before, odd).warnings)
-    assert "[RIFFLE-0778] exclude has no effect for the tag rak, because no member has it." in said
-    assert "rack_aware_assignment_tags has no effect for the tag zne" in said
-    assert "[RIFFLE-0779] num_standbys = 2" in said
+    warning_text = "\n".join(assign(before, odd).warnings)
+    assert "[RIFFLE-0778] exclude has no effect for the tag rak, because no member has it." in warning_text
+    assert "rack_aware_assignment_tags has no effect for the tag zne" in warning_text
+    assert "[RIFFLE-0779] num_standbys = 2" in warning_text
     assert (
         assign(before, replace(odd, exclude=(("id", "z"),), rack_aware_assignment_tags=(), num_standbys=1)).warnings
         == ()

@@ -20,13 +20,13 @@ from tests.kit.assign_views import WHOLE, caught_up, settled, task, view
 SETTINGS = AssignSettings(max_warmup_replicas=100)
 
 
-def test_no_member_at_all_is_an_error_that_says_what_to_do() -> None:
+def test_an_assignment_without_members_is_an_error_with_a_remedy() -> None:
     """Without a member, the assignor raises RIFFLE-0107."""
     with pytest.raises(ConfigError, match="RIFFLE-0107"):
         assign(replace(view("a:0-3"), members=()), SETTINGS)
 
 
-def test_an_owner_keeps_its_task_until_the_newcomer_is_warm() -> None:
+def test_an_owner_keeps_its_task_until_the_new_member_is_warm() -> None:
     """A new member warms up before it owns a task."""
     first = assign(view("a:0-3 b:"), SETTINGS)
     assert set(first.owners.values()) == {"a"}
@@ -43,7 +43,7 @@ def test_an_empty_member_is_caught_up_on_a_small_task() -> None:
     assert Counter(assign(small, SETTINGS).owners.values()) == {"a": 2, "b": 2}
 
 
-def test_standbys_go_over_different_tag_values_first() -> None:
+def test_owners_and_standbys_are_in_different_zones_if_possible() -> None:
     """The owner and the standbys of a task are in different zones while enough zones have members (KIP-708)."""
     members = tuple(Member(f"m{n}", tags={"zone": f"z{n % 3}"}) for n in range(6))
     before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(24)))
@@ -54,7 +54,7 @@ def test_standbys_go_over_different_tag_values_first() -> None:
         assert len({zones[m] for m in (owner, *done.standbys[each])}) == 3
 
 
-def test_forced_awareness_leaves_room_for_a_zone_that_is_away() -> None:
+def test_forced_awareness_reserves_standbys_for_an_absent_zone() -> None:
     """If only one of two forced zones has members, no standby is placed in it."""
     members = tuple(Member(f"m{n}", tags={"zone": "z0"}) for n in range(3))
     before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(6)))
@@ -62,7 +62,7 @@ def test_forced_awareness_leaves_room_for_a_zone_that_is_away() -> None:
     assert not assign(before, settings).standbys
 
 
-def test_a_warm_copy_in_a_zone_that_has_one_is_no_reason_to_keep_it_there() -> None:
+def test_forced_awareness_prefers_an_empty_zone_to_a_warm_copy() -> None:
     """With forced values, a standby is created in the zone without a copy, even if a warm copy exists elsewhere."""
     members = tuple(Member(name, tags={"zone": zone}) for name, zone in (("a", "z0"), ("b", "z0"), ("c", "z1")))
     before = replace(view("a:0 b: c:"), members=members, standbys={task(0): ("b",)})
@@ -91,7 +91,7 @@ def test_nothing_is_rebalanced_while_a_task_has_no_owner() -> None:
     assert assign(lost, replace(SETTINGS, allow_rebalance="always")).warmups
 
 
-def test_moves_at_once_are_limited_but_not_the_forced_ones() -> None:
+def test_moves_at_once_limits_voluntary_moves_only() -> None:
     """`moves_at_once = 1` allows one voluntary move per assignment. All tasks without an owner are still placed."""
     small = view("a:0-7 b:")
     small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
@@ -100,7 +100,7 @@ def test_moves_at_once_are_limited_but_not_the_forced_ones() -> None:
     assert len(assign(view("a: b:", total=8), limited).owners) == 8
 
 
-def test_weights_within_the_band_move_nothing_and_beyond_it_they_do() -> None:
+def test_tasks_move_only_if_weights_exceed_the_balance_band() -> None:
     """Tasks move only if the weights exceed the balance band. Afterwards the work is within the band."""
     before = view("a:0-3 b:4-7")
 
@@ -117,7 +117,7 @@ def test_weights_within_the_band_move_nothing_and_beyond_it_they_do() -> None:
 
 
 @pytest.mark.parametrize("lost", [(0,), (3,), (0, 2), (1, 3)])
-def test_with_racks_what_a_standby_has_just_taken_over_moves_last(lost: tuple[int, ...]) -> None:
+def test_with_racks_tasks_of_lost_owners_move_last(lost: tuple[int, ...]) -> None:
     """If moves cost the same, the assignor moves tasks whose owner is alive. So no task moves twice."""
     before = view("a:0-3 c:")
     members = tuple(replace(each, rack="r1" if each.id == "a" else "r2") for each in before.members)
@@ -137,7 +137,7 @@ def test_with_racks_what_a_standby_has_just_taken_over_moves_last(lost: tuple[in
     prior_owners=st.lists(st.sampled_from(["r1", "r2"]), min_size=16, max_size=16),
     strategy=st.sampled_from(["min_cost", "balance_subtopology"]),
 )
-def test_racks_and_measured_weights_count_together(weights: list[int], prior_owners: list[str], strategy: Any) -> None:
+def test_racks_and_measured_weights_apply_together(weights: list[int], prior_owners: list[str], strategy: Any) -> None:
     """With racks, work is nearly as balanced as without them, less is read across racks, and assignments converge."""
     before = view("a:0-3 b:4-7 c:8-11 d:12-15")
     members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
@@ -153,10 +153,10 @@ def test_racks_and_measured_weights_count_together(weights: list[int], prior_own
     racked = replace(SETTINGS, rack_aware_assignment_strategy=strategy)
     plain, done = settled(before, SETTINGS), settled(before, racked)
 
-    def most(found: Assignment) -> int:
+    def most(assignment: Assignment) -> int:
         work = Counter[str]()
         for each in tasks:
-            work[found.owners[each.id]] += each.weight or 0
+            work[assignment.owners[each.id]] += each.weight or 0
         return max(work.values())
 
     assert most(done) <= max(1.2 * sum(weights) / 4, most(plain)) + max(weights) / 2
@@ -165,15 +165,15 @@ def test_racks_and_measured_weights_count_together(weights: list[int], prior_own
         done = settled(before, racked)
     assert not assign(caught_up(before, done), racked).moves
 
-    def read(found: Assignment) -> int:
+    def read(assignment: Assignment) -> int:
         racks = {member.id: member.rack for member in members}
-        return sum(each.owner_traffic.parts_read_across(racks[found.owners[each.id]]) for each in tasks)
+        return sum(each.owner_traffic.parts_read_across(racks[assignment.owners[each.id]]) for each in tasks)
 
     assert read(done) <= 1.1 * read(plain) + 1000 * max(weights)
 
 
 @given(data=st.data(), standbys=st.integers(0, 2), strategy=st.sampled_from(["none", "min_cost"]))
-def test_shunned_members_end_up_without_a_copy(data: st.DataObject, standbys: int, strategy: Any) -> None:
+def test_quarantined_members_end_without_a_copy(data: st.DataObject, standbys: int, strategy: Any) -> None:
     """A quarantined member ends without owned tasks and standbys of the tasks that it is quarantined for."""
     before = view("a:0-3 b:4-7 c:8-9 d:10-11", total=14)
     members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
@@ -192,7 +192,7 @@ def test_shunned_members_end_up_without_a_copy(data: st.DataObject, standbys: in
         assert not {done.owners[each], *done.standbys.get(each, ())} & {*avoided}
 
 
-def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:
+def test_the_memory_limit_of_a_member_is_obeyed_or_warned_about() -> None:
     """A member gets only as many tasks as fit in its memory. If they do not fit anywhere, a warning says so."""
     members = (Member("a", memory_bytes=200), Member("b", memory_bytes=1000))
     tasks = tuple(Task(task(n), size=WHOLE, memory_bytes=100) for n in range(8))
@@ -203,7 +203,7 @@ def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:
     assert "[RIFFLE-0776] Member a gets 800 bytes" in tight.warnings[0]
 
 
-def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
+def test_an_awaited_lost_member_gets_its_tasks_back() -> None:
     """While a lost member is awaited, its standby processes its tasks and no member warms up for them. When it returns
     with a caught-up copy, it owns its tasks again.
     """
@@ -234,7 +234,9 @@ def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
 
 
 @given(data=st.data(), wanted=st.integers(1, 2), mode=st.sampled_from(["replay", "snapshot_pointer"]))
-def test_standbys_are_as_many_as_have_room_whoever_is_waited_for(data: st.DataObject, wanted: int, mode: Any) -> None:
+def test_remaining_members_have_all_possible_standbys_during_a_wait(
+    data: st.DataObject, wanted: int, mode: Any
+) -> None:
     """While members are awaited, each task has as many standbys as the remaining members allow, in every round."""
     settings = replace(SETTINGS, num_standbys=wanted, standby_mode=mode)
     points = mode == "snapshot_pointer"
@@ -273,7 +275,7 @@ def _without(before: View, lost: Collection[str]) -> View:
     )
 
 
-def test_standbys_stay_while_a_member_is_waited_for() -> None:
+def test_new_members_get_no_standbys_while_a_lost_member_is_awaited() -> None:
     """New members get no standbys while a lost member is awaited. After the wait they warm up."""
     settings = replace(SETTINGS, num_standbys=1, rebalance_enable="standbys")
     before = view("a:0-3 b:4-7 c:8-11 d:12-15 e:16-19 f:20-23")
@@ -286,7 +288,7 @@ def test_standbys_stay_while_a_member_is_waited_for() -> None:
     assert assign(replace(grown, awaited=(), prior_owners={}), settings).warmups
 
 
-def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
+def test_tasks_of_a_lost_member_without_copies_are_spread_over_all() -> None:
     """While a lost member is awaited, its tasks without copies are spread over the other members in proportion to their
     slots.
     """
@@ -296,12 +298,12 @@ def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
         before, members=before.members[1:], owners=left, awaited=before.members[:1],
         lags={t: {m: 0} for t, m in left.items()}, prior_owners={t: "a" for t, m in before.owners.items() if m == "a"},
     )  # fmt: skip
-    found = assign(lost, AssignSettings())
-    gained = Counter(found.owners[t] for t in lost.prior_owners)
+    assignment = assign(lost, AssignSettings())
+    gained = Counter(assignment.owners[t] for t in lost.prior_owners)
     assert gained == {"b": 4, "c": 8}
 
 
-def test_unknown_lag_ranks_after_every_known_one() -> None:
+def test_a_copy_with_unknown_lag_ranks_after_all_known_lags() -> None:
     """A copy with a known lag is preferred to one with an unknown lag."""
     before = View((Member("a"), Member("b")), (Task(task(0), size=WHOLE),), lags={task(0): {"a": None, "b": 20_000}})
     assert assign(before, SETTINGS).owners[task(0)] == "b"
@@ -353,7 +355,7 @@ def standbys_of(done: Assignment) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost"])
-def test_tags_alone_say_which_standbys_are_apart(strategy: Any) -> None:
+def test_tags_override_racks_for_the_separation_of_standbys(strategy: Any) -> None:
     """Only tags separate standbys from owners. The far zone has the standbys of the near one, whatever the racks."""
     settings = replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("zone",))
     settings = replace(settings, rack_aware_assignment_strategy=strategy)
@@ -368,7 +370,7 @@ def test_tags_that_contradict_racks_are_a_warning() -> None:
     assert "RIFFLE-0786" in assign(before, settings).warnings[0]
 
 
-def test_a_users_cost_is_not_spoiled_by_later_goals() -> None:
+def test_balance_respects_the_user_cost() -> None:
     """Balance respects members that the user cost forbids, and prefers those with a lower cost."""
 
     def rule(each: Task, member: Member) -> int | None:
@@ -380,20 +382,20 @@ def test_a_users_cost_is_not_spoiled_by_later_goals() -> None:
     assert all(done.owners[task(n)] == ("b" if n % 2 == 0 else "a") for n in range(8))
 
 
-def test_the_sticky_assignor_moves_at_once_and_little() -> None:
+def test_the_sticky_assignor_moves_few_tasks_and_without_warm_ups() -> None:
     """The sticky assignor keeps owners, balances their counts, and moves tasks without a warm-up."""
     done = assign(view("a:0-5 b:6-7 c:8"), replace(SETTINGS, assignor="sticky"))
     assert Counter(done.owners.values()) == {"a": 3, "b": 3, "c": 3}
     assert sum(move.role == "owner" for move in done.moves) == 3
 
 
-def test_the_hash_assignor_needs_no_history() -> None:
+def test_the_hash_assignor_ignores_previous_owners() -> None:
     """The hash assignor gives the same owners whatever the previous owners were."""
     settings = replace(SETTINGS, assignor="hash")
     assert assign(view("a:0-7 b:"), settings).owners == assign(view("a: b:0-7"), settings).owners
 
 
-def test_check_names_double_copies() -> None:
+def test_check_reports_a_member_that_is_owner_and_standby_of_a_task() -> None:
     """A violation names a member that is the owner and a standby of one task."""
     done = Assignment({task(0): "a"}, standbys={task(0): ("a",)})
     assert find_violations(view("a:0"), done) == ("member a holds two copies of task g_0",)

@@ -30,7 +30,7 @@ def warm_on(before: View, member: str) -> View:
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("standbys", [0, 1])
-def test_as_many_warm_ups_run_as_are_allowed_and_no_more(most: int, standbys: int) -> None:
+def test_the_allowed_number_of_warm_ups_runs_and_no_more(most: int, standbys: int) -> None:
     """Two new members need more warm-ups than allowed. Only the allowed number runs, with or without standbys."""
     settings = AssignSettings(max_warmup_replicas=most, num_standbys=standbys)
     before = view("a:0-11 b:12-23")
@@ -51,7 +51,7 @@ def test_the_only_warm_up_is_for_a_standby_if_no_owner_needs_one() -> None:
 
 
 @pytest.mark.parametrize(("lag", "moves"), [(ACCEPTABLE, {0}), (ACCEPTABLE + 1, set())])
-def test_a_copy_at_the_acceptable_lag_is_caught_up_and_one_behind_it_is_not(lag: int, moves: set[int]) -> None:
+def test_a_copy_counts_as_caught_up_up_to_the_acceptable_lag(lag: int, moves: set[int]) -> None:
     """A task moves at once to a pinned member whose lag is acceptable. With one more changed record, that member warms
     up first.
     """
@@ -63,7 +63,7 @@ def test_a_copy_at_the_acceptable_lag_is_caught_up_and_one_behind_it_is_not(lag:
 
 
 @pytest.mark.parametrize(("size", "warms"), [(ACCEPTABLE, False), (ACCEPTABLE + 1, True)])
-def test_whole_state_of_the_acceptable_lag_needs_no_warm_up(size: int, warms: bool) -> None:
+def test_state_up_to_the_acceptable_lag_needs_no_warm_up(size: int, warms: bool) -> None:
     """An empty member lags by the size of the whole state. It owns a task at once up to the acceptable lag."""
     before = view("a:0-1 b:")
     done = assign(replace(before, tasks=tuple(replace(each, size=size) for each in before.tasks)), AssignSettings())
@@ -98,7 +98,7 @@ def test_a_move_is_made_for_racks_if_it_saves_more_than_it_costs(non_overlap: in
 
 
 @pytest.mark.parametrize(("strategy", "kept"), [("none", "bca"), ("min_cost", "cab")])
-def test_standbys_go_where_they_read_less_under_a_strategy_alone(strategy: Any, kept: str) -> None:
+def test_standbys_follow_racks_only_with_a_rack_strategy(strategy: Any, kept: str) -> None:
     """Standbys move to the racks that their tasks read from only with a rack strategy."""
     before = view("a:0-1 b:2-3 c:4-5")
     local = {task(number): "cab"[number // 2] for number in range(6)}
@@ -113,7 +113,7 @@ def test_standbys_go_where_they_read_less_under_a_strategy_alone(strategy: Any, 
 
 
 @pytest.mark.parametrize(("most", "moved"), [(1, 1), (2, 2), (None, 4)])
-def test_so_many_owners_move_at_once(most: int | None, moved: int) -> None:
+def test_moves_at_once_limits_the_moves_of_each_assignment(most: int | None, moved: int) -> None:
     """All four tasks are ready to move. `moves_at_once` limits the moves per assignment, and all move in the end."""
     before = warm_on(view("a:0-7 b:"), "b")
     settings = AssignSettings(moves_at_once=most, max_warmup_replicas=8)
@@ -122,12 +122,12 @@ def test_so_many_owners_move_at_once(most: int | None, moved: int) -> None:
 
 
 @pytest.mark.parametrize(("allowed", "moved"), [("all_owned", {8}), ("always", {0, 1, 2, 8})])
-def test_nothing_else_moves_while_a_task_has_no_owner_unless_it_is_allowed(allowed: Any, moved: set[int]) -> None:
+def test_tasks_without_an_owner_block_other_moves_by_default(allowed: Any, moved: set[int]) -> None:
     """By default only the task without an owner is placed. With `always` the others are balanced too."""
     before = warm_on(view("a:0-7 b:", total=9), "b")
-    found = owner_moves(assign(before, AssignSettings(allow_rebalance=allowed)))
-    assert 8 in found
-    assert len(found) == len(moved)
+    moves = owner_moves(assign(before, AssignSettings(allow_rebalance=allowed)))
+    assert 8 in moves
+    assert len(moves) == len(moved)
 
 
 def two_stores(layout: Mapping[str, str]) -> View:
@@ -138,7 +138,7 @@ def two_stores(layout: Mapping[str, str]) -> View:
 
 
 @pytest.mark.parametrize(("weight", "moves"), [(0.55, 2), (0.0, 0)])
-def test_stores_are_spread_unless_their_balance_is_off(weight: float, moves: int) -> None:
+def test_stores_are_spread_unless_store_balance_is_off(weight: float, moves: int) -> None:
     """Each of two members owns all tasks of one store. Tasks move only if `store_balance` is above 0."""
     before = two_stores({"x": "aa", "y": "bb"})
     done = assign(before, AssignSettings(store_balance=weight))
@@ -146,7 +146,7 @@ def test_stores_are_spread_unless_their_balance_is_off(weight: float, moves: int
 
 
 @pytest.mark.parametrize(("weight", "moves"), [(0.45, 2), (0.0, 0)])
-def test_members_are_level_unless_their_balance_is_off(weight: float, moves: int) -> None:
+def test_members_are_balanced_unless_instance_balance_is_off(weight: float, moves: int) -> None:
     """One member owns all four stores of one task each. Tasks move only if `instance_balance` is above 0."""
     before = two_stores(dict.fromkeys("wxyz", "a"))
     done = assign(before, AssignSettings(instance_balance=weight))

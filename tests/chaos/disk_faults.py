@@ -46,7 +46,7 @@ class RefusingFolder(Fault):
             shutil.rmtree(folder.with_name(f".{folder.name}.kept"), ignore_errors=True)
             with suppress(shutil.Error, FileNotFoundError):  # the query keeps changing the folder
                 disk = self._stack.enter_context(on_a_disk_of_its_own(folder, self.way))
-                self.told = f"{folder.name}: {disk.how}"
+                self.description = f"{folder.name}: {disk.how}"
                 if disk.mounted:  # without a mount the disk would break the folder itself, and nothing would restore it
                     disk.refuse()
                 return disk.mounted
@@ -71,7 +71,7 @@ class DamagedFiles(Fault):
         for _ in range(DAMAGES):
             with suppress(OSError):  # a file may be deleted in the meantime
                 done.append(damager.damage())
-        self.told = "; ".join(filter(None, done))
+        self.description = "; ".join(filter(None, done))
         return any(done)
 
 
@@ -86,7 +86,7 @@ class ClockApart(Fault):
             return False
         seconds = self.chance.choice([-1, 1]) * self.chance.uniform(2, MOST_SECONDS_APART)
         set_clock(self._clock, seconds)
-        self.told = f"{self._clock.name}: {seconds:+.0f} s"
+        self.description = f"{self._clock.name}: {seconds:+.0f} s"
         return True
 
     def heal(self) -> None:
@@ -105,14 +105,14 @@ class Asked(Fault):
     def asked(self, call: str, *arguments: object) -> bool:
         """Send a request. Return whether it was done. A driver that is killed in the meantime does not answer."""
         answer = self.room.ask(self.query, call, *arguments)
-        self.told = f"{self.query}: {call} {arguments}: {answer}"
+        self.description = f"{self.query}: {call} {arguments}: {answer}"
         return bool(answer == "done")
 
     def taken_back(self, call: str, *arguments: object) -> None:
         """Revoke the request, again if the driver is killed. Raises ``TimeoutError`` if no driver answers."""
         for _ in range(TRIES):
             if (answer := self.room.ask(self.query, call, *arguments)) is not None:
-                self.told += f"; {call}: {answer}"
+                self.description += f"; {call}: {answer}"
                 return
         raise TimeoutError(f"{self.query} has not answered to {call} {arguments}")
 
@@ -167,7 +167,7 @@ class Rollback(Fault):
         with self.room.paused_driver():
             done = self.room.committed_batches(query)
             to = done[-1] - self.chance.randint(*ROLLED_BACK)
-            self.told = f"{query} from {done[-1]} to {to}"
+            self.description = f"{query} from {done[-1]} to {to}"
             return self._rolled_back(query, to)
 
     def _rolled_back(self, query: str, to: int) -> bool:

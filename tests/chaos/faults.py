@@ -36,7 +36,7 @@ class Fault(ABC):
     def __init__(self, room: Room, chance: random.Random) -> None:
         self.room = room
         self.chance = chance
-        self.told = ""
+        self.description = ""
 
     @abstractmethod
     def inject(self) -> bool:
@@ -77,7 +77,7 @@ class StoreTrouble(Fault):
 
     def came(self) -> bool:
         met = self.room.proxy.met[self.kind] - self._before
-        self.told = f"{met} requests met it"
+        self.description = f"{met} requests met it"
         return met > 0
 
 
@@ -112,7 +112,7 @@ class Signalled(Fault):
                 return False
             time.sleep(0.05)
         self._pid = pid
-        self.told = f"process {pid}"
+        self.description = f"process {pid}"
         return True
 
     def heal(self) -> None:
@@ -157,7 +157,7 @@ class TheDriver(Fault):
             return False
         self.room.expected_to_end.set()
         which = self.chance.choice(["Java", "Python", "both"])
-        self.told = which
+        self.description = which
         for pid in {"Java": java, "Python": python, "both": [*java, *python]}[which]:
             send(pid, signal.SIGKILL)
         return True
@@ -170,7 +170,7 @@ class AWorkerDaemon(Fault):
 
     def inject(self) -> bool:
         self._index = self.chance.randrange(self.room.size.workers)
-        self.told = self.room.cluster.hosts[self._index]
+        self.description = self.room.cluster.hosts[self._index]
         self.room.cluster.kill_worker(self._index)
         return True
 

@@ -80,7 +80,7 @@ class Lane(threading.Thread):
         holds = chance.uniform(*kind.holds)
         try:
             happened = fault.inject()
-            self._say(f"{drawn.kind}: {fault.told if happened else 'nothing to break'}")
+            self._say(f"{drawn.kind}: {fault.description if happened else 'nothing to break'}")
             if happened:
                 self.over.wait(holds)
         except Exception as error:  # noqa: BLE001 - reported at the end, fails the run

@@ -43,17 +43,17 @@ TOTALS = [call(0, [(0, 1, 5)]), call(1, [(0, 3, 12), (1, 1, 4)])]
     ],
     ids=[
         "exact",
-        "the same again",
+        "a repeated delivery",
         "a batch is lost",
-        "the first is missing",
-        "too many",
-        "again with other rows",
+        "the first batch is missing",
+        "a row is counted twice",
+        "a repeated delivery with other rows",
         "rolled back to the first",
         "rolled back before the first",
-        "a line that gives nothing up",
+        "a rollback that removes nothing",
     ],
 )
-def test_what_is_added_up(calls: list[Call], verdict: Verdict) -> None:
+def test_the_ledger_counts_each_delivered_row_once(calls: list[Call], verdict: Verdict) -> None:
     """Rows that are added up: each delivery counts once, and deliveries removed by a rollback do not count."""
     assert compare(ledger((3, 12), (1, 4)), calls, running=False) == verdict
 
@@ -67,8 +67,8 @@ def test_what_is_added_up(calls: list[Call], verdict: Verdict) -> None:
         ([*TOTALS, call(2, [(0, 3, 12)])], Verdict(wrong=1)),
         ([call(0, [(0, 2, 5)]), call(1, [(0, 1, 5), (1, 1, 4)]), call(2, [(0, 3, 12)])], Verdict(wrong=1)),
     ],
-    ids=["exact", "the same again", "a batch is lost", "told twice", "a total that went back"],
+    ids=["exact", "a repeated delivery", "a batch is lost", "a total is delivered twice", "a total decreases"],
 )
-def test_what_replaces_what_was(calls: list[Call], verdict: Verdict) -> None:
+def test_the_ledger_keeps_the_newest_running_total(calls: list[Call], verdict: Verdict) -> None:
     """Running totals: the newest counts, and a total that does not grow is wrong."""
     assert compare(ledger((3, 12), (1, 4)), calls, running=True) == verdict

@@ -16,7 +16,7 @@ SECONDS = 1200
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_nothing_is_lost_and_nothing_doubled_while_real_processes_break() -> None:
+def test_events_are_delivered_exactly_once_while_processes_fail() -> None:
     """Three queries deliver each sent event exactly once while broker, store, executors and driver are broken.
 
     No query fails by itself. Two minutes are too short for every kind of fault.

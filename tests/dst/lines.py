@@ -132,7 +132,7 @@ class Lines:
 class LinesHistory(History):
     """A log with rollbacks: a rollback record starts a new line of history.
 
-    By commit id, ``asked`` has the target and operator of a rollback, ``begun`` the time at which the record was
+    By commit id, ``rollbacks`` has the target and operator of a rollback, ``begun`` the time at which the record was
     created, and ``writers`` its writer.
     """
 
@@ -141,7 +141,7 @@ class LinesHistory(History):
     def __init__(self, world: Any) -> None:
         super().__init__(world)
         self.schedule = world
-        self.asked: dict[str, tuple[int | str, Actor]] = {}
+        self.rollbacks: dict[str, tuple[int | str, Actor]] = {}
         self.begun: dict[str, float] = {}
         self.writers: dict[str, Process] = {}
         self.dealt: dict[Head, Dealt] = {}
@@ -174,7 +174,7 @@ class LinesHistory(History):
         self.seen_at[sequence] = self.begun.get(record.commit_id, self.seen_at[sequence])
         if record.kind == "rollback":
             assert record.target is not None
-            target, operator = self.asked[record.commit_id]
+            target, operator = self.rollbacks[record.commit_id]
             expected = self.target_of(target, sequence - 1)
             met = operator.met & self.schedule.damaged
             damaged = [name for name in met if paths.parse_record_name(name) is not None]
@@ -332,7 +332,7 @@ class Remedies:
         stamp = Stamp(self._drawn_id(), self._world.clock.wall_ms())
         operator = self._world.scheduler.mine()
         assert operator is not None
-        self._world.log_seen.asked[stamp.commit_id] = self._asking, operator
+        self._world.log_seen.rollbacks[stamp.commit_id] = self._asking, operator
         self._stamped = stamp.commit_id
         return stamp
 

@@ -25,7 +25,7 @@ def dst(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=CHECKOUT, check=False)
 
 
-def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
+def test_every_history_with_faults_ends_in_the_expected_state() -> None:
     """In every history, state, deliveries and invariants are as expected, although faults occur."""
     answer = dst("--schedules", str(SCHEDULES), "--processes", "2", "--json")
     assert answer.returncode == 0, answer.stderr[-20_000:]
@@ -43,7 +43,7 @@ def test_a_seed_plays_the_same_history_in_every_process() -> None:
     assert "driver 1 starts" in once
 
 
-def test_a_history_that_fails_is_printed_with_what_plays_it_again(
+def test_a_failing_schedule_is_printed_with_its_replay_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failing schedule is printed with the command that replays it: here a commit omits a slot's changes."""

@@ -136,7 +136,7 @@ CENSUSES = st.builds(
 
 
 @given(ORDERS)
-def test_an_order_comes_back_as_it_was(order: Order) -> None:
+def test_a_decoded_order_equals_the_encoded_one(order: Order) -> None:
     """A decoded order equals the encoded one, and its heads, links and watermark have their types."""
     read = Order.from_json(order.to_json())
     assert read == order
@@ -146,7 +146,7 @@ def test_an_order_comes_back_as_it_was(order: Order) -> None:
 
 
 @given(ORDERS, st.permutations(range(10)))
-def test_a_slot_reads_the_entries_of_its_own_key_groups_alone(order: Order, key_groups: list[int]) -> None:
+def test_a_slot_decodes_only_the_entries_of_its_key_groups(order: Order, key_groups: list[int]) -> None:
     """A slot decodes only the entries of its own key-groups. The other fields are complete."""
     order = replace(order, slots={7: tuple(key_groups[:3]), 0: tuple(key_groups[3:6]), 4: ()})
     text = order.to_json()
@@ -156,7 +156,7 @@ def test_a_slot_reads_the_entries_of_its_own_key_groups_alone(order: Order, key_
 
 
 @given(UPKEEP_ORDERS)
-def test_an_upkeep_order_comes_back_as_it_was(order: UpkeepOrder) -> None:
+def test_a_decoded_upkeep_order_equals_the_encoded_one(order: UpkeepOrder) -> None:
     """A decoded upkeep order equals the encoded one and keeps the order of its items."""
     read = UpkeepOrder.from_json(order.to_json())
     assert read == order
@@ -183,7 +183,7 @@ def test_a_receipt_sends_no_field_with_its_default_value() -> None:
 
 
 @given(st.lists(PARTS, max_size=3), st.none() | BLOCKS)
-def test_the_links_of_a_receipt_are_those_of_its_parts(parts: list[Part], block: Block | None) -> None:
+def test_all_links_of_a_receipt_have_the_same_head(parts: list[Part], block: Block | None) -> None:
     """All links of a receipt have the same head."""
     receipt = Receipt("totals", 1, "1-aa", 5, "m", "3", parts=tuple(parts), block=block)
     links = receipt.links()
@@ -192,7 +192,7 @@ def test_the_links_of_a_receipt_are_those_of_its_parts(parts: list[Part], block:
 
 
 @given(CENSUS_ORDERS)
-def test_a_census_order_comes_back_as_it_was(order: CensusOrder) -> None:
+def test_a_decoded_census_order_equals_the_encoded_one(order: CensusOrder) -> None:
     """A decoded census order equals the encoded one, and its root and options can be hashed."""
     read = CensusOrder.from_json(order.to_json())
     assert read == order
@@ -200,13 +200,13 @@ def test_a_census_order_comes_back_as_it_was(order: CensusOrder) -> None:
 
 
 @given(RECEIPTS)
-def test_a_receipt_comes_back_as_it_was(receipt: Receipt) -> None:
+def test_a_decoded_receipt_equals_the_encoded_one(receipt: Receipt) -> None:
     """A decoded receipt equals the encoded one, and its parts and error have their types."""
     assert Receipt.from_json(receipt.to_json()) == receipt
 
 
 @given(UPKEEP_RECEIPTS)
-def test_an_upkeep_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
+def test_a_decoded_upkeep_receipt_equals_the_encoded_one(receipt: UpkeepReceipt) -> None:
     """A decoded upkeep receipt equals the encoded one, and its snapshots and heads have their types."""
     read = UpkeepReceipt.from_json(receipt.to_json())
     assert read == receipt
@@ -214,7 +214,7 @@ def test_an_upkeep_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
 
 
 @given(CENSUSES)
-def test_a_census_comes_back_as_it_was(census: Census) -> None:
+def test_a_decoded_census_equals_the_encoded_one(census: Census) -> None:
     """A decoded census equals the encoded one, and its tuples can be hashed."""
     read = Census.from_json(census.to_json())
     assert read == census
@@ -228,7 +228,7 @@ print(*sorted({"boto3", "pyarrow.compute", "pyspark"} & sys.modules.keys()))
 """
 
 
-def test_messages_are_plain_data() -> None:
+def test_messages_import_no_arrow_compute_store_client_or_spark() -> None:
     """An import of the messages imports no Arrow computations, no client of a store and no Spark."""
-    told = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == []
+    completed = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == []

@@ -36,7 +36,7 @@ def test_an_undisturbed_run_equals_plain_python(world: World) -> None:
 
 @pytest.mark.parametrize("again", [1, 3])
 @pytest.mark.parametrize("step", [*STEPS, "before Spark's commit log"])
-def test_a_crash_at_any_step_changes_nothing_in_the_end(world: World, step: str, again: int) -> None:
+def test_a_crash_at_any_step_does_not_change_state_or_output(world: World, step: str, again: int) -> None:
     """After one or several crashes at any step, state and output are as without them."""
     world.batch(0, one(1))
     for _ in range(again):
@@ -57,14 +57,14 @@ def test_a_crash_at_any_step_changes_nothing_in_the_end(world: World, step: str,
     assert sorted(world.sinks["totals"].by_id) == ["query/0/0", "query/0/1", "query/0/2"]
 
 
-def test_the_steps_come_in_their_order(world: World) -> None:
+def test_the_steps_of_a_batch_have_a_fixed_order(world: World) -> None:
     """The steps of a batch are reached in a fixed order."""
     world.batch(0, one(1))
     assert tuple(world.steps) == STEPS
 
 
 @pytest.mark.parametrize("step", ["before run", "after seal", "after record", "in the sink"])
-def test_delivering_after_the_commit_gives_what_was_committed(tmp_path: Path, step: str) -> None:
+def test_deliver_after_commit_delivers_the_committed_rows(tmp_path: Path, step: str) -> None:
     """With `deliver_after_commit`, the delivered rows are those of the committed run, even if the function is not
     deterministic.
     """
@@ -94,7 +94,7 @@ def test_delivering_after_the_commit_gives_what_was_committed(tmp_path: Path, st
     assert len(world.delivered("one")) == 2
 
 
-def test_executors_come_and_go_between_batches(tmp_path: Path) -> None:
+def test_executors_can_join_and_leave_between_batches(tmp_path: Path) -> None:
     """While executors join and leave, no state is lost, and the driver does not restart."""
     world, oracle = World(tmp_path, operators=two_stores(), executors=["1"]), Oracle()
     history = History(world)
@@ -108,7 +108,7 @@ def test_executors_come_and_go_between_batches(tmp_path: Path) -> None:
     assert world.state("totals") == oracle.totals
 
 
-def test_zombies_of_older_drivers_change_nothing(world: World) -> None:
+def test_late_attempts_of_ended_drivers_are_never_listed(world: World) -> None:
     """Attempts that run after their driver or batch ended are never listed."""
     history, zombies = History(world), []
 

@@ -52,8 +52,8 @@ class Encrypted:
     def __init__(self, folder: Path, *names: str, **settings: object) -> None:
         self.file = folder / "keys"
         self.give(*names)
-        given = {"operators": two_stores(), "encryption_keys": f"file:{self.file}", "num_standbys": 1, **settings}
-        self.world = World(folder / "copies", **given)  # type: ignore[arg-type]
+        arguments = {"operators": two_stores(), "encryption_keys": f"file:{self.file}", "num_standbys": 1, **settings}
+        self.world = World(folder / "copies", **arguments)  # type: ignore[arg-type]
         self.oracle, self.version, self.chance = Oracle(), 0, random.Random(7)
 
     def give(self, *names: str, **others: bytes) -> None:
@@ -70,8 +70,8 @@ class Encrypted:
 
     def start_again(self, **changes: object) -> None:
         """Stop the query and start it with other settings."""
-        given = {"operators": self.world.operators, **self.world.settings.given(), **changes}
-        self.world = World(self.world.local_dir, root=self.world.home.root, **given)  # type: ignore[arg-type]
+        arguments = {"operators": self.world.operators, **self.world.settings.given(), **changes}
+        self.world = World(self.world.local_dir, root=self.world.home.root, **arguments)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Compare the whole state, restored from objects only, with the oracle."""
@@ -105,7 +105,7 @@ class Encrypted:
         ]
 
 
-def test_neither_objects_nor_local_files_hold_anything_of_a_row(tmp_path: Path) -> None:
+def test_objects_and_local_files_have_no_plaintext_rows_or_keys(tmp_path: Path) -> None:
     """After restarts, lost disks, merges and snapshots, no object and no local file has a row's key or value, or an
     encryption key.
     """
@@ -131,7 +131,7 @@ def test_neither_objects_nor_local_files_hold_anything_of_a_row(tmp_path: Path) 
     assert sum(map(len, query.world.delivered("totals"))) > 0
 
 
-def test_the_formats_page_is_enough_to_read_what_is_encrypted(tmp_path: Path) -> None:
+def test_the_function_of_the_formats_page_decrypts_every_part(tmp_path: Path) -> None:
     """The function on the formats page decrypts every part in the log with only the key and the place."""
     (shown,) = (b for b in blocks(CHECKOUT / "docs" / "formats.md") if "def decrypted" in b.code)
     page: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def test_the_formats_page_is_enough_to_read_what_is_encrypted(tmp_path: Path) ->
         assert ("total" if store == "totals" else "last") in names
 
 
-def test_a_new_key_takes_over_and_the_old_one_is_needed_no_more(tmp_path: Path) -> None:
+def test_an_old_key_can_be_removed_once_no_part_uses_it(tmp_path: Path) -> None:
     """After a restart new parts have the newest key. Once the log lists no part with the old key, that key can be
     removed. Local files with it are replaced from the store.
     """
@@ -172,7 +172,7 @@ def test_a_new_key_takes_over_and_the_old_one_is_needed_no_more(tmp_path: Path) 
     assert query.world.state("totals") == query.oracle.totals
 
 
-def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None:
+def test_riffle_keys_rewrites_unchanged_state_with_the_newest_key(tmp_path: Path) -> None:
     """``riffle keys`` counts parts by key, and rewrites them only with --execute. Then the old key can be removed, and
     the query continues with the same state.
     """
@@ -182,16 +182,16 @@ def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
     query.give("a", "b")
 
-    def told(*arguments: str) -> str:
-        found = CliRunner().invoke(main, ["keys", root, "--conf-file", str(config), *arguments])
-        assert found.exit_code == 0, found.output
-        return found.output
+    def run_keys(*arguments: str) -> str:
+        result = CliRunner().invoke(main, ["keys", root, "--conf-file", str(config), *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
 
-    assert re.fullmatch(r"a: \d+ parts, \d+ bytes\n", told())
-    assert "Nothing was changed" in told("--rewrite")
+    assert re.fullmatch(r"a: \d+ parts, \d+ bytes\n", run_keys())
+    assert "Nothing was changed" in run_keys("--rewrite")
     assert query.keys_used() == {"a"}
-    assert "append a record" in told("--rewrite", "--execute")
-    assert re.fullmatch(r"b: \d+ parts, \d+ bytes\n", told())
+    assert "append a record" in run_keys("--rewrite", "--execute")
+    assert re.fullmatch(r"b: \d+ parts, \d+ bytes\n", run_keys())
     query.give("b")
     query.start_again()
     query.check()
@@ -199,7 +199,7 @@ def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None
     query.check()
 
 
-def test_a_root_is_verified_with_its_keys(tmp_path: Path) -> None:
+def test_riffle_verify_decrypts_parts_with_the_keys(tmp_path: Path) -> None:
     """``riffle verify`` decrypts parts with the keys of its settings. It reports a part in another place, a missing key
     and a missing setting.
     """
@@ -208,30 +208,30 @@ def test_a_root_is_verified_with_its_keys(tmp_path: Path) -> None:
     config = tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
 
-    def told() -> tuple[int, str]:
-        found = CliRunner().invoke(main, ["verify", query.world.home.root, "--conf-file", str(config)])
-        return found.exit_code, found.output
+    def verify() -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["verify", query.world.home.root, "--conf-file", str(config)])
+        return result.exit_code, result.output
 
-    code, said = told()
-    assert (code, said.splitlines()[-1].rpartition("; ")[2]) == (0, "whole"), said
+    code, text = verify()
+    assert (code, text.splitlines()[-1].rpartition("; ")[2]) == (0, "whole"), text
     query.give("b")
-    code, said = told()
+    code, text = verify()
     assert code == 3
-    assert "Key 'a' is needed" in said
+    assert "Key 'a' is needed" in text
     query.give("a")
     entries = dict(query.world.log().manifest.entries)
     with_swapped_snapshots(query, entries, [name for name, entry in sorted(entries.items()) if entry.snapshot][:2])
     appended(query.world.log(), entries)
-    code, said = told()
+    code, text = verify()
     assert code == 1
-    assert "belong to another part" in said
+    assert "belong to another part" in text
     config.write_text("")
-    code, said = told()
+    code, text = verify()
     assert code == 3
-    assert "`encryption_keys` is not set" in said
+    assert "`encryption_keys` is not set" in text
 
 
-def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
+def test_a_query_can_switch_to_encryption_and_back(tmp_path: Path) -> None:
     """With ``plain`` listed first, unencrypted state is read and new state is encrypted. With ``plain`` listed last,
     new state is unencrypted, and later the query can start without keys.
     """
@@ -265,7 +265,7 @@ def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [(PLAIN,), ("b",)])
-def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, before: tuple[str, ...]) -> None:
+def test_local_files_with_a_removed_key_are_deleted_at_the_start(tmp_path: Path, before: tuple[str, ...]) -> None:
     """After all state is rewritten and the old key, or ``plain``, is removed, the next start deletes all local files
     with that key. No state is lost.
     """
@@ -306,7 +306,7 @@ def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, befo
     assert query.keys_used() == {"a"}
 
 
-def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(tmp_path: Path) -> None:
+def test_an_encrypted_root_refuses_a_query_without_keys(tmp_path: Path) -> None:
     """A root that a change of the dispatch has encrypted refuses a query without keys, so that no unencrypted state is
     added.
     """
@@ -321,7 +321,7 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
 
 
 @pytest.mark.parametrize(
-    ("names", "others", "said"),
+    ("names", "others", "expected_message"),
     [
         (("b",), {}, "RIFFLE-0440"),
         (("a",), {"a": bytes(32)}, "RIFFLE-0468"),
@@ -330,8 +330,8 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
 )
 @pytest.mark.parametrize("disk", [True, False])
 @pytest.mark.sample(step=2)
-def test_without_the_right_key_nothing_is_read_or_written(
-    tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], said: str, *, disk: bool
+def test_a_missing_or_wrong_key_fails_the_batch(
+    tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], expected_message: str, *, disk: bool
 ) -> None:
     """With a missing or wrong key the batch fails with a remedy, with and without local copies. Nothing is output or
     put, and with the right key the query continues.
@@ -349,7 +349,7 @@ def test_without_the_right_key_nothing_is_read_or_written(
         query.start_again()
         query.world.batch(query.version, rows)
 
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=expected_message) as caught:
         go_on()
     assert KEYS["a"].hex() not in str(caught.value)
     assert query.world.memory.list("delta") == before
@@ -359,7 +359,7 @@ def test_without_the_right_key_nothing_is_read_or_written(
     query.check()
 
 
-def test_an_executor_with_another_key_under_the_id_seals_nothing(tmp_path: Path) -> None:
+def test_an_executor_with_a_different_key_puts_nothing(tmp_path: Path) -> None:
     """An executor whose key of that id differs from the driver's key puts nothing, and the batch fails. With the same
     key everywhere the query continues.
     """
@@ -387,7 +387,7 @@ def test_an_executor_with_another_key_under_the_id_seals_nothing(tmp_path: Path)
     query.check()
 
 
-def test_another_key_under_the_newest_id_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_driver_whose_key_differs_from_the_log_writes_nothing(tmp_path: Path) -> None:
     """A driver whose key differs from that of the log writes nothing, even if its batch reads nothing."""
     query = Encrypted(tmp_path, "a", num_standbys=0)
     query.run(1)
@@ -458,7 +458,7 @@ def refusal(query: Encrypted) -> RiffleError:
 @pytest.mark.parametrize("swapped", ["key-groups", "stores"])
 @pytest.mark.parametrize("kind", ["links", "snapshots"])
 @pytest.mark.sample(step=3)
-def test_a_part_in_the_place_of_another_one_is_refused(
+def test_swapped_encrypted_parts_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, swapped: str, headers_max: float
 ) -> None:
     """If the parts of two key-groups or stores are swapped, with right checksums in the log, reads and ``riffle
@@ -492,7 +492,7 @@ def test_a_part_in_the_place_of_another_one_is_refused(
     assert CliRunner().invoke(main, ["verify", query.world.home.root, "--conf-file", str(config)]).exit_code == 1
 
 
-def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path) -> None:
+def test_an_older_snapshot_under_the_newest_name_is_refused(tmp_path: Path) -> None:
     """An older snapshot under the name of the newest one does not decrypt. A record that lists the older id for a newer
     version is refused.
     """
@@ -503,11 +503,13 @@ def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path)
         query.world.batch(version, rows)
         names = [name for name in query.world.memory.list("totals") if "/snapshot/" in name]
         older |= {name: query.world.memory.get(name) or b"" for name in names}
-    address, entry = next(one for one in sorted(query.world.log().manifest.entries.items()) if one[1].snapshot)
+    address, entry = next(item for item in sorted(query.world.log().manifest.entries.items()) if item[1].snapshot)
     assert entry.snapshot is not None
     newest = paths.snapshot_name(*address, entry.snapshot.id)
     name, data = next(
-        one for one in sorted(older.items()) if one[0].startswith(paths.snapshot_prefix(*address)) and one[0] < newest
+        item
+        for item in sorted(older.items())
+        if item[0].startswith(paths.snapshot_prefix(*address)) and item[0] < newest
     )
     query.world.memory.delete([newest])
     query.world.memory.put_if_absent(newest, data)
@@ -522,7 +524,7 @@ def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path)
         query.world.log()
 
 
-def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
+def test_sealed_output_of_another_store_is_refused(tmp_path: Path) -> None:
     """Sealed output rows decrypt only for their own store."""
     query = Encrypted(tmp_path, "a", num_standbys=0, deliver_after_commit=True, operators=[totals(), totals("twins")])
     query.world.batch(0, one(1))
@@ -539,7 +541,7 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
 @pytest.mark.parametrize("at", ["ciphertext", "tag", "nonce", "salt"])
-def test_a_flipped_byte_is_refused_whatever_the_checksum_says(
+def test_altered_bytes_are_refused_even_if_the_checksum_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, headers_max: float
 ) -> None:
     """Altered bytes fail by their checksum, or by their authentication tag if the checksum in the log matches."""
@@ -561,7 +563,7 @@ def test_a_flipped_byte_is_refused_whatever_the_checksum_says(
     assert re.search("checksum", refusal(query).problem)
 
 
-def test_a_damaged_local_file_comes_from_the_store_again(tmp_path: Path) -> None:
+def test_a_damaged_encrypted_local_file_is_restored(tmp_path: Path) -> None:
     """A damaged encrypted local file is found and restored. State and output stay correct."""
     query = Encrypted(tmp_path, "a", num_standbys=0)
     query.run(6)
@@ -590,7 +592,7 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
         blocks = {path: file.block[1] for path, file in files.items() if file.block is not None}
         counted = opened | {(path, part_files._WHOLE) for path in blocks}  # private: as above
         assert counted == set(held.sizes), "released parts are not counted"
-        kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].rows[at[1]][1]))
+        kept.append(sum(run.rows.nbytes for key in opened for run in files[key[0]].rows[key[1]][1]))
         kept[-1] += sum(block._table.nbytes for block in blocks.values())  # private: as above
         sizes += held.sizes.values()
     query.check()
@@ -598,23 +600,23 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
     assert 0 < max(kept) <= most + longest
 
 
-def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
+def test_messages_and_log_have_key_ids_but_no_keys(tmp_path: Path) -> None:
     """The messages to executors and the log have the source of the keys and the id and fingerprint of the key, but no
     key.
     """
     query = Encrypted(tmp_path, "a", "b")
     query.run(2)
-    home, told = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
-    assert told is not None
-    assert (f'"key":"{told.write_key}"' in home, str(query.file) in home) == (True, True)
+    home, keys = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
+    assert keys is not None
+    assert (f'"key":"{keys.write_key}"' in home, str(query.file) in home) == (True, True)
     assert base64.b64encode(KEYS["b"]).decode() not in home
     tail = Log(query.world.memory, query.world.home.root).open()
     assert tail is not None
-    assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.write_key}
+    assert {text.get("encryption_key") for text in tail.schemas.values()} == {keys.write_key}
     assert ROWS.names
 
 
-def test_timers_fire_after_all_parts_were_written_anew(tmp_path: Path) -> None:
+def test_timers_fire_after_a_rewrite_of_all_parts(tmp_path: Path) -> None:
     """``riffle keys --rewrite`` keeps the next timer of each key-group."""
     (tmp_path / "keys").write_text(listing("a"))
     keys = f"file:{tmp_path}/keys"
@@ -628,7 +630,7 @@ def test_timers_fire_after_all_parts_were_written_anew(tmp_path: Path) -> None:
         assert query.feed([]) == [{"user": "ann"}]
 
 
-def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_single_delta_is_encrypted_again(tmp_path: Path) -> None:
     """If a copy has a single delta, its part is encrypted again for the place of the snapshot. No damage is reported,
     and the delta is deleted.
     """
@@ -645,6 +647,6 @@ def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:
     assert not [
         name
         for name in query.world.memory.list("delta/")
-        if (said := paths.parse_object_name(name)) and not said.version
+        if (parsed_name := paths.parse_object_name(name)) and not parsed_name.version
     ]
     query.check()

@@ -36,7 +36,7 @@ def test_a_column_is_found_as_spark_finds_it(name: str, case_sensitive: bool, pa
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "is_same"),
+    ("name", "other_name", "is_same"),
     [
         ("user", "USER", True),
         ("größe", "GRÖSSE", False),
@@ -47,22 +47,26 @@ def test_a_column_is_found_as_spark_finds_it(name: str, case_sensitive: bool, pa
         ("ſ", "s", False),
     ],
 )
-def test_names_differ_in_case_as_spark_has_it(one: str, other: str, is_same: bool) -> None:
+def test_case_insensitive_names_are_compared_in_lower_case(name: str, other_name: str, is_same: bool) -> None:
     """Names without case sensitivity are compared in lower case, as in Spark, and not by Unicode case folding."""
-    assert is_same_name(one, other, case_sensitive=False) == is_same_name(other, one, case_sensitive=False) == is_same
-    assert not is_same_name(one, other, case_sensitive=True)
-    assert is_same_name(one, one, case_sensitive=True)
+    assert (
+        is_same_name(name, other_name, case_sensitive=False)
+        == is_same_name(other_name, name, case_sensitive=False)
+        == is_same
+    )
+    assert not is_same_name(name, other_name, case_sensitive=True)
+    assert is_same_name(name, name, case_sensitive=True)
 
 
 @pytest.mark.parametrize("name", ["USER", "s.X", "none", "s.none", "v.x", "s..x", "`s", ""])
-def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
+def test_an_unknown_column_is_refused_with_the_known_columns(name: str) -> None:
     """An unknown column is refused, and the error lists the columns."""
-    with pytest.raises(ConfigError, match="RIFFLE-0229") as told:
+    with pytest.raises(ConfigError, match="RIFFLE-0229") as caught:
         column_of(name, ROWS, "store", case_sensitive=True)
-    assert "User, v, s, a.b" in told.value.remedy
+    assert "User, v, s, a.b" in caught.value.remedy
 
 
-def test_a_name_that_may_be_several_columns_is_refused() -> None:
+def test_an_ambiguous_column_name_is_refused() -> None:
     """A name that matches several columns is refused: columns that differ only in case, or not at all."""
     rows = pa.schema([("v", pa.int64()), ("V", pa.int64()), ("w", pa.int64()), ("w", pa.int64())])
     assert column_of("V", rows, "store", case_sensitive=True) == Column("V", ("V",))
@@ -73,7 +77,7 @@ def test_a_name_that_may_be_several_columns_is_refused() -> None:
         column_of("`Vv`", pa.schema([("vV", pa.int64()), ("VV", pa.int64())]), "store")
 
 
-def test_a_field_does_not_take_the_place_of_a_column() -> None:
+def test_a_field_with_the_name_of_another_column_is_refused() -> None:
     """A field is refused if its name is that of a column or of another field."""
     with pytest.raises(ConfigError, match="RIFFLE-0230"):
         column_of("s.x", pa.schema([*ROWS, ("x", pa.int64())]), "store")
@@ -82,14 +86,14 @@ def test_a_field_does_not_take_the_place_of_a_column() -> None:
         operator_of("totals", ["s.x", "t.x"], aggregate(n=count()), (), twice)
 
 
-def test_columns_of_one_name_have_names_of_their_own_inside() -> None:
+def test_columns_with_the_same_name_get_distinct_internal_names() -> None:
     """Columns with the same name get distinct internal names."""
     rows = pa.schema([("v", pa.int64()), ("k", pa.string()), ("v", pa.string()), ("v (2)", pa.int8())])
-    found = input_of(rows)
-    assert list(found.shown.values()) == rows.names
-    assert len(set(found.rows.names)) == 4
-    assert found.rows.types == rows.types
-    assert not found.is_plain
+    columns = input_of(rows)
+    assert list(columns.shown.values()) == rows.names
+    assert len(set(columns.rows.names)) == 4
+    assert columns.rows.types == rows.types
+    assert not columns.is_plain
     assert input_of(ROWS).is_plain
 
 
@@ -107,7 +111,9 @@ def totals(rows: pa.Schema, key: str = "user", order: tuple[str, ...] = ()) -> O
         ("A.B", "a.b", ("a.b",)),
     ],
 )
-def test_an_aggregate_goes_by_the_columns_of_its_input(name: str, inside: str, path: tuple[str, ...]) -> None:
+def test_an_aggregate_finds_columns_in_any_case_and_struct_fields(
+    name: str, inside: str, path: tuple[str, ...]
+) -> None:
     """An aggregate can use a column in any case, or a field of a struct."""
     rows = pa.schema([*ROWS, ("y", pa.int64())])
     operator = operator_of("totals", ["user"], aggregate(total=sum_(name), n=count(name)), (), rows)

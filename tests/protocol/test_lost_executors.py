@@ -57,7 +57,7 @@ def test_two_standbys_survive_two_losses_at_once(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_without_standbys_survivors_share_what_has_to_be_fetched(tmp_path: Path) -> None:
+def test_without_standbys_several_members_restore_the_lost_tasks(tmp_path: Path) -> None:
     """Without standbys, the lost tasks are restored once, by several members."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=0)
     world.feed(4)
@@ -69,7 +69,7 @@ def test_without_standbys_survivors_share_what_has_to_be_fetched(tmp_path: Path)
     world.check_state()
 
 
-def test_a_loss_inside_a_batch_is_misplaced_and_run_again(tmp_path: Path) -> None:
+def test_a_loss_during_a_batch_repeats_the_batch_on_standbys(tmp_path: Path) -> None:
     """If Spark retries a slot of a dead executor on one without its copies, the slot is misplaced. The batch runs again
     on the standbys and fetches nothing.
     """
@@ -93,7 +93,7 @@ def test_a_loss_inside_a_batch_is_misplaced_and_run_again(tmp_path: Path) -> Non
     world.check_state()
 
 
-def test_the_last_run_may_fetch_what_a_standby_has(tmp_path: Path) -> None:
+def test_the_last_run_of_a_misplaced_batch_restores_copies(tmp_path: Path) -> None:
     """If slots never run on their executors, the batch runs `batch_attempts` times. The last run restores."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=1, batch_attempts=3)
     world.feed(4)
@@ -107,7 +107,7 @@ def test_the_last_run_may_fetch_what_a_standby_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_batch_that_never_keeps_its_rows_says_who_must_act(tmp_path: Path, dies: bool) -> None:
+def test_the_remedy_for_lost_rows_names_lost_executors_or_cached_rdds(tmp_path: Path, dies: bool) -> None:
     """If a batch lost its rows in each run, the remedy names executors lost during the batch, or cached RDDs."""
     world = Elastic(tmp_path, executors=THREE, batch_attempts=2)
     world.feed()
@@ -125,7 +125,7 @@ def test_a_batch_that_never_keeps_its_rows_says_who_must_act(tmp_path: Path, die
     assert ("cached RDDs" in caught.value.remedy) is not dies
 
 
-def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: Path) -> None:
+def test_standbys_take_over_if_a_live_member_loses_its_folder(tmp_path: Path) -> None:
     """If the folder of a live executor is deleted, its slot is misplaced, and standbys take over without a restore."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=1)
     world.feed(4)
@@ -139,7 +139,7 @@ def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: 
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_an_owner_that_stays_owner_without_its_copy_fetches_it_in_the_next_run(tmp_path: Path, forgets: bool) -> None:
+def test_an_owner_without_its_copy_fetches_it_in_the_next_run(tmp_path: Path, forgets: bool) -> None:
     """With little state the owner stays the owner, and fetches its lost copy in the next run. The report has the reason
     of the second run. After a census there is no second run.
     """
@@ -151,13 +151,13 @@ def test_an_owner_that_stays_owner_without_its_copy_fetches_it_in_the_next_run(t
         world.start()
     report = world.feed()
     assert (report.runs, report.misplaced_runs, report.restores) == ((1, 0, 1) if forgets else (2, 1, 1))
-    told = warnings([report], "of at most 4 of batch")
-    assert len(told) == report.runs - 1
+    lost_row_warnings = warnings([report], "of at most 4 of batch")
+    assert len(lost_row_warnings) == report.runs - 1
     assert world.feed().runs == 1
     world.check_state()
 
 
-def test_two_stores_whose_copies_are_apart_are_not_sent_to_and_fro(tmp_path: Path) -> None:
+def test_two_stores_with_copies_on_different_members_fetch_one_copy(tmp_path: Path) -> None:
     """If the owner lacks the copy of one store and the standby that of another, each is found once, and then one copy
     is fetched.
     """
@@ -173,7 +173,7 @@ def test_two_stores_whose_copies_are_apart_are_not_sent_to_and_fro(tmp_path: Pat
     world.check_state()
 
 
-def test_a_standbys_lost_disk_is_found_by_upkeep(tmp_path: Path) -> None:
+def test_upkeep_restores_the_lost_folder_of_a_standby(tmp_path: Path) -> None:
     """If a member without slots loses its folder, upkeep finds it and fetches the copies again."""
     world = Elastic(tmp_path, executors=("1", "2"), num_standbys=1)
     world.feed(4)

@@ -26,13 +26,13 @@ def operator(key: tuple[str, ...] = ("k",), rows: pa.Schema = ROWS, store: str =
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", "log", "-a", "a" * 65, "ä", "a b"])
-def test_a_store_name_that_could_leave_the_root_is_refused(name: str) -> None:
+def test_an_invalid_store_name_is_refused(name: str) -> None:
     """A store name must be a valid part of object names and folders."""
     with pytest.raises(ConfigError, match="RIFFLE-0410"):
         operator(store=name)
 
 
-def test_a_key_column_that_is_missing_is_named() -> None:
+def test_a_missing_key_column_is_refused() -> None:
     """A missing key or order column is refused, and the error lists the columns."""
     with pytest.raises(ConfigError, match="RIFFLE-0229") as caught:
         operator(("user",))
@@ -48,7 +48,7 @@ def test_a_key_of_an_unsupported_type_is_refused() -> None:
     assert caught.value.where == "tags"
 
 
-def test_the_same_operator_fits_what_it_stored() -> None:
+def test_equal_operators_have_equal_stored_schemas() -> None:
     """Equal operators have equal stored schemas."""
     check_schemas({"totals": operator().schema.to_text(), "other": {"key": "", "state": "", "text": ""}}, [operator()])
     assert operator().schema.to_text()["text"] == "k: string | total: int64"
@@ -72,11 +72,13 @@ def test_a_changed_schema_is_refused(now: Operator) -> None:
 
 def test_metadata_and_nullability_of_the_input_do_not_matter() -> None:
     """The metadata and nullability of input columns may change."""
-    told = ROWS.with_metadata({"a": "b"}).set(0, pa.field("k", pa.string(), nullable=False, metadata={"c": "d"}))
-    check_schemas({"totals": operator().schema.to_text()}, [operator(rows=told)])
+    changed_rows = ROWS.with_metadata({"a": "b"}).set(
+        0, pa.field("k", pa.string(), nullable=False, metadata={"c": "d"})
+    )
+    check_schemas({"totals": operator().schema.to_text()}, [operator(rows=changed_rows)])
 
 
-def test_the_same_schema_in_other_bytes_fits() -> None:
+def test_stored_schemas_are_not_compared_as_bytes() -> None:
     """Schemas that another Arrow release serialized are compared as schemas, not as bytes."""
     schema = operator().schema
     assert isinstance(schema, PlainColumns)
@@ -87,7 +89,7 @@ def test_the_same_schema_in_other_bytes_fits() -> None:
     check_schemas({"totals": stored}, [operator()])
 
 
-def test_a_store_that_a_wrapped_query_keeps_is_no_other_operators() -> None:
+def test_an_operator_is_refused_for_a_store_of_a_wrapped_query() -> None:
     """An operator is refused for a store of a wrapped query, unless it is a wrapped query too."""
     stored = {"totals": make_recorded_text(None, operator().schema, 0, {"total": "sum(v)"})}
     with pytest.raises(ConfigError, match="RIFFLE-0222") as caught:
@@ -103,7 +105,7 @@ PLACES = [*((name, "key") for name in WIRE), *((WIRE[0], place) for place in ("i
 
 
 @pytest.mark.parametrize(("name", "place"), PLACES)
-def test_names_of_columns_that_go_with_rows_are_refused(name: str, place: str) -> None:
+def test_names_of_internal_columns_are_refused(name: str, place: str) -> None:
     """Names of internal columns are refused in keys, input, results and output."""
     rows = ROWS.append(pa.field(name, pa.int64())) if place in ("key", "input") else ROWS
     one, output = pa.schema([("n", pa.int64())]), pa.schema([("n", pa.int64()), (name, pa.int64())])

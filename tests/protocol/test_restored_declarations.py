@@ -27,8 +27,8 @@ def seen(*names: str) -> Operator:
     def count(rows: pa.Table, before: pa.Table) -> tuple[pa.Table, pa.Table]:
         known = {row["k"]: row for row in before.to_pylist()}
         keys = sorted(set(rows["k"].to_pylist()))
-        found = [{"k": key, **{name: (known.get(key, {}).get(name) or 0) + 1 for name in names}} for key in keys]
-        now = pa.Table.from_pylist(found, schema=output)
+        new_rows = [{"k": key, **{name: (known.get(key, {}).get(name) or 0) + 1 for name in names}} for key in keys]
+        now = pa.Table.from_pylist(new_rows, schema=output)
         return now, now
 
     return operator_of(STORE, ["k"], arrow_function(count, state=state, output=output), (), ROWS)
@@ -36,10 +36,10 @@ def seen(*names: str) -> Operator:
 
 def batch_of(version: int) -> pa.Table:
     """Return a row for each key."""
-    return rows_of(*[(key, version, 100 * version + at) for at, key in enumerate(KEYS)])
+    return rows_of(*[(key, version, 100 * version + index) for index, key in enumerate(KEYS)])
 
 
-def test_copies_merged_by_a_declaration_of_another_line_are_restored(
+def test_copies_without_a_column_are_restored_after_a_root_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query without a column merges copies and fails. After the root is restored, a query with that column has the

@@ -21,23 +21,23 @@ BATCHES = st.lists(st.lists(PARTITIONS, max_size=12), max_size=6)
 def registered(batches: list[list[Partition]]) -> list[Shards]:
     """Return the registry after each batch, starting with the empty one."""
     grown = [Shards()]
-    for found in batches:
-        grown.append(grown[-1].extended(found, TOTAL))
+    for partitions in batches:
+        grown.append(grown[-1].extended(partitions, TOTAL))
     return grown
 
 
 @given(BATCHES)
-def test_a_number_never_changes_its_meaning(batches: list[list[Partition]]) -> None:
+def test_registered_partitions_keep_their_numbers(batches: list[list[Partition]]) -> None:
     """Registered partitions keep their numbers, and each partition is registered once."""
     grown = registered(batches)
     for before, after in itertools.pairwise(grown):
         assert after.partitions[: len(before)] == before.partitions
-    everything = {partition for found in batches for partition in found}
+    everything = {partition for batch in batches for partition in batch}
     assert sorted(grown[-1].partitions) == sorted(everything)
 
 
 @given(BATCHES, st.lists(PARTITIONS, min_size=1, max_size=20))
-def test_every_row_finds_the_shard_of_its_partition(batches: list[list[Partition]], rows: list[Partition]) -> None:
+def test_lookups_return_the_shard_of_a_partition(batches: list[list[Partition]], rows: list[Partition]) -> None:
     """Lookups by row, by topic and by columns return the same number, and none for an unknown partition."""
     shards = registered(batches)[-1]
     expected = [shards.partitions.index(row) if row in shards.partitions else -1 for row in rows]
@@ -45,11 +45,11 @@ def test_every_row_finds_the_shard_of_its_partition(batches: list[list[Partition
     assert shards.of(topics, numbers).tolist() == expected
     arrays = shards.by_topic()
     looked_up = [array[n] if (array := arrays.get(topic, []))[n:] else None for topic, n in rows]
-    assert [-1 if found is None else found for found in looked_up] == expected
+    assert [-1 if shard is None else shard for shard in looked_up] == expected
 
 
 @given(BATCHES, st.integers(1, 40))
-def test_every_shard_is_in_one_slot_by_its_hash(batches: list[list[Partition]], slots: int) -> None:
+def test_each_shard_has_one_slot_by_its_hash(batches: list[list[Partition]], slots: int) -> None:
     """Each shard has one slot, which depends only on the hash of its partition."""
     shards = registered(batches)[-1]
     dealt = shards.shards_by_slot(slots)
@@ -69,7 +69,7 @@ def test_every_shard_is_in_one_slot_by_its_hash(batches: list[list[Partition]], 
         (("", 0), 11906990698345417061),
     ],
 )
-def test_published_hash_holds(partition: Partition, expected: int) -> None:
+def test_the_partition_hash_is_the_documented_xxh64(partition: Partition, expected: int) -> None:
     """The hash is XXH64 of the text ``topic/partition``, as in docs/dispatch.md."""
     assert partition_hash(partition) == expected
 
@@ -84,7 +84,7 @@ def test_more_partitions_than_key_groups_are_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [-1, PARTITION_MAX + 1])
-def test_a_number_that_no_partition_has_is_refused(number: int) -> None:
+def test_an_invalid_partition_number_is_refused(number: int) -> None:
     """A negative or very large partition number is refused, because lookup tables would be very long."""
     with pytest.raises(ConfigError, match="RIFFLE-0240"):
         Shards().extended([("events", number)], TOTAL)
@@ -98,7 +98,7 @@ def entry(*sources: str) -> str:
     return "\n".join(["v1", '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', *sources])
 
 
-def test_kafkas_offsets_tell_the_partitions() -> None:
+def test_partitions_are_read_from_kafkas_offsets() -> None:
     """The partitions of all topics and sources are read. A source without offsets is skipped."""
     assert partitions_in(entry(KAFKA)) == frozenset({("events", 0), ("events", 1), ("orders", 0)})
     assert partitions_in(entry(KAFKA, '{"events":{"2":5}}', "-")) == frozenset(
@@ -106,7 +106,7 @@ def test_kafkas_offsets_tell_the_partitions() -> None:
     )
 
 
-def test_the_heartbeats_offset_hides_no_partitions() -> None:
+def test_the_heartbeat_source_has_no_partitions() -> None:
     """The offset of the heartbeat source has no partitions. A topic with the same name has."""
     assert partitions_in(entry(KAFKA, f'{{"{HEARTBEAT}":1700000000000}}')) == partitions_in(entry(KAFKA))
     assert partitions_in(entry(f'{{"{HEARTBEAT}":1700000000000}}')) is None
@@ -132,7 +132,7 @@ def test_the_heartbeats_offset_hides_no_partitions() -> None:
         entry("{}"),
     ],
 )
-def test_other_offsets_tell_nothing(offsets: str | None) -> None:
+def test_offsets_of_another_form_return_none(offsets: str | None) -> None:
     """Offsets of another form return `None`, so that partitions are read from rows."""
     assert partitions_in(offsets) is None
 

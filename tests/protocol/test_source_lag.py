@@ -17,7 +17,7 @@ def lag_of(*steps: tuple[float, int, int]) -> SourceLag:
     return lag
 
 
-def test_seconds_count_from_the_first_sight_of_an_unread_offset() -> None:
+def test_lag_seconds_start_when_an_unread_offset_is_first_seen() -> None:
     """Offsets seen at times 0 and 10 are unread. Once the first of them is read, the second counts."""
     lag = lag_of((0, 5, 20), (10, 10, 30))
     assert lag.lags(12) == (PartitionLag("events", 0, 20, 12.0),)
@@ -27,7 +27,7 @@ def test_seconds_count_from_the_first_sight_of_an_unread_offset() -> None:
     assert lag.lags(99) == (PartitionLag("events", 0, 0, 0.0),)
 
 
-def test_partitions_are_sorted_and_sources_without_such_offsets_left_out() -> None:
+def test_partitions_are_sorted_and_other_sources_are_skipped() -> None:
     """Only sources with offsets per topic and partition count. The result is sorted."""
     entry = "v1\n" + '{"batchWatermarkMs":0}' + '\n{"b":{"1":4,"0":5},"a":{"10":1}}\n{"logOffset":3}\n-\n7'
     lag = SourceLag()
@@ -35,7 +35,7 @@ def test_partitions_are_sorted_and_sources_without_such_offsets_left_out() -> No
     assert [(p.topic, p.partition, p.records) for p in lag.lags(0)] == [("a", 10, 1), ("b", 0, 4), ("b", 1, 0)]
 
 
-def test_two_sources_of_a_partition_count_the_one_that_is_behind() -> None:
+def test_the_smaller_offset_of_two_sources_of_a_partition_counts() -> None:
     """If two sources read one partition, as in a self-join, the smaller offset counts."""
     lag = SourceLag()
     lag.record(['{"a":{"0":3}}', '{"a":{"0":8}}'], ['{"a":{"0":10}}', '{"a":{"0":10}}'], 0)
@@ -43,7 +43,7 @@ def test_two_sources_of_a_partition_count_the_one_that_is_behind() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=400))
-def test_seconds_never_exceed_the_age_of_the_oldest_unread_record(steps: list[tuple[int, int, int]]) -> None:
+def test_lag_seconds_never_exceed_the_age_of_the_oldest_unread_record(steps: list[tuple[int, int, int]]) -> None:
     """However offsets grow, the lag in seconds is a lower bound of the real one, and 0 without unread records."""
     lag = SourceLag()
     now = committed = newest = 0

@@ -16,7 +16,7 @@ STEPS = ("before run", "after seal", "after sink", "after record")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_second_driver_fences_the_first_wherever_that_stands_i4(world: World, step: str) -> None:
+def test_a_second_driver_fences_the_first_at_any_step_i4(world: World, step: str) -> None:
     """I4: after another driver's claim, the first driver commits nothing more and stays fenced."""
     history = History(world)
     world.batch(0, one(1))
@@ -50,7 +50,7 @@ def test_a_second_driver_fences_the_first_wherever_that_stands_i4(world: World, 
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_a_driver_that_stood_still_while_it_claimed_an_empty_log_commits_nothing_i4(world: World) -> None:
+def test_a_driver_that_paused_during_its_first_claim_is_fenced_i4(world: World) -> None:
     """I4: while a driver pauses during its first claim, another driver runs and deletes that record. The first driver
     is fenced and deletes nothing.
     """
@@ -77,7 +77,7 @@ def test_a_driver_that_stood_still_while_it_claimed_an_empty_log_commits_nothing
 
 
 @pytest.mark.parametrize("trusted", [45.0, 61.0])
-def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(
+def test_a_driver_keeps_records_that_an_older_driver_may_use_i4(
     world: World, monkeypatch: pytest.MonkeyPatch, trusted: float
 ) -> None:
     """I4: a driver with ``retained_for = 0`` keeps records that an older driver with other settings may still use."""
@@ -106,7 +106,7 @@ def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(
     assert len(world.sinks["totals"].calls) == 42, "a fenced driver called its sink"
 
 
-def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world: World) -> None:
+def test_a_fenced_query_can_start_again_in_the_same_process(world: World) -> None:
     """A fenced query can start again in the same process with a new claim."""
     world.batch(0, one(1))
     old = world.driver, world.run_id
@@ -125,7 +125,7 @@ def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world
     ("kind", "same_run"), [("answer_lost", True), ("request_lost", False), ("late", True), ("late", False)]
 )
 @pytest.mark.sample(step=2)
-def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, kind: str, same_run: bool) -> None:
+def test_no_batch_runs_until_an_unclear_commit_is_resolved(world: World, kind: str, same_run: bool) -> None:
     """After an unclear commit, no batch runs until the record is known. The batch is a repeat, and rows count once."""
     for version in range(2):
         world.batch(version, one(1))
@@ -149,7 +149,7 @@ def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, k
     assert world.state("totals")["a"] == (3, 3)
 
 
-def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
+def test_a_lost_claim_is_not_used_after_the_claim_of_another_driver(world: World) -> None:
     """A claim whose put was lost is not used after another driver's claim. The query claims again."""
     world.batch(0, one(1))
     world.start()
@@ -167,7 +167,7 @@ def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink"])
 @pytest.mark.usefixtures("nothing_is_young")
 @pytest.mark.sample(step=2)
-def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(
+def test_a_driver_that_paused_until_records_were_deleted_is_fenced_i4(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """I4: after a long pause the record number of a driver is free again. The driver is fenced, commits nothing, and

@@ -77,7 +77,9 @@ def _sound(name: str, number: int, phase: Json) -> list[str]:
     ]
 
 
-def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_filed: dict[str, list[Json]]) -> None:
+def test_every_round_is_valid_and_every_phase_converges(
+    plain: dict[str, list[Json]], as_filed: dict[str, list[Json]]
+) -> None:
     """Every round of every scenario is valid, caught up and within its limits. Every phase converges and stays
     balanced.
     """
@@ -91,7 +93,7 @@ def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_fil
     assert not broken, REPLAY + "\n".join(broken[:20])
 
 
-def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
+def test_net_moves_are_at_most_1_3_times_the_minimum(plain: dict[str, list[Json]]) -> None:
     """In total, at most 1.3 times the minimum number of owners move, and hardly any moves twice."""
     phases = [phase for anchor_phases in plain.values() for phase in anchor_phases]
     fewest = sum(_number(phase, "fewest_stateful_active_moves") for phase in phases)
@@ -101,7 +103,7 @@ def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
     assert moves <= 1.05 * net
 
 
-def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(
+def test_the_first_phase_has_the_recorded_minimum_of_moves(
     random_anchors: list[Anchor], plain: dict[str, list[Json]]
 ) -> None:
     """The first phase has the same minimum number of moves as the recorded results."""
@@ -122,7 +124,9 @@ def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
             assert max(by_round) <= allowed + 1e-9, f"{name}: {by_round}, before {phase['stateful_imbalance_before']}"
 
 
-def test_rounds_are_bounded_by_the_copies_to_warm(random_anchors: list[Anchor], plain: dict[str, list[Json]]) -> None:
+def test_rounds_of_a_phase_are_bounded_by_its_warm_ups(
+    random_anchors: list[Anchor], plain: dict[str, list[Json]]
+) -> None:
     """A phase takes at most two rounds more than its warm-ups need."""
     for anchor in random_anchors:
         limit = anchor.scenario().settings.max_warmup_replicas
@@ -131,7 +135,9 @@ def test_rounds_are_bounded_by_the_copies_to_warm(random_anchors: list[Anchor], 
             assert cast(int, phase["rounds"]) <= math.ceil(warm / limit) + 2, anchor.name
 
 
-def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
+def test_rack_strategies_cost_less_in_total_than_kafka_streams(
+    filed: list[Anchor], as_filed: dict[str, list[Json]]
+) -> None:
     """In total, both rack strategies read less across racks than Kafka Streams does."""
     ours = theirs = 0.0
     for anchor in filed:
@@ -145,7 +151,7 @@ def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[
 
 
 @pytest.mark.long
-def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed: list[Anchor]) -> None:
+def test_without_stickiness_no_phase_costs_more_than_kafka_streams(filed: list[Anchor]) -> None:
     """With a non-overlap cost of 0, every phase that Kafka Streams completes costs at most as much here."""
     for anchor in filed:
         scenario = anchor.scenario()
@@ -160,7 +166,7 @@ def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed
 
 
 @pytest.mark.long
-def test_net_moves_are_the_fewest_without_store_balance() -> None:
+def test_net_moves_are_minimal_without_store_balance() -> None:
     """Without store balance, every phase moves the minimum number of owners."""
     for anchor in anchors("random"):
         scenario = anchor.scenario("none")
@@ -169,7 +175,9 @@ def test_net_moves_are_the_fewest_without_store_balance() -> None:
             assert phase["net_stateful_active_moves"] == phase["fewest_stateful_active_moves"], anchor.name
 
 
-def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
+def test_balance_subtopology_spreads_groups_within_one_task(
+    filed: list[Anchor], as_filed: dict[str, list[Json]]
+) -> None:
     """With one-thread clients, `balance_subtopology` spreads each group within one task per client."""
     for anchor in (anchor_ for anchor_ in filed if anchor_ in anchors("random")):
         scenario = anchor.scenario()
@@ -183,7 +191,7 @@ def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_fil
 @pytest.mark.long
 @pytest.mark.parametrize("largest_converged", [256, pytest.param(512, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
-def test_scale_scenarios_are_sound(strategy: str, largest_converged: int) -> None:
+def test_large_scenarios_are_valid_and_converge(strategy: str, largest_converged: int) -> None:
     """One assignment of every size is valid. Up to `largest_converged` tasks, the group also converges."""
     for anchor in anchors("scale"):
         if anchor.kafka["strategy"] != strategy:

@@ -24,7 +24,7 @@ NEED = Need(
 )
 
 
-def test_the_formula_by_hand() -> None:
+def test_the_capacity_formula_equals_a_calculation_by_hand() -> None:
     """12 workers take 100,000 rows/s. Memory holds a fifth of each worker's 10 GB and 10,000 rows in flight. Disk and
     writes include the standbys.
     """
@@ -40,13 +40,13 @@ def test_the_formula_by_hand() -> None:
     assert (capacity.disk_bytes, capacity.written_bytes_per_second) == (360e9, 3e6)
 
 
-def test_memory_may_ask_for_more_boxes_than_cores() -> None:
+def test_memory_may_require_more_machines_than_cores() -> None:
     """If a machine has memory for only two workers, twelve workers need six machines instead of three."""
     capacity = compute_capacity(replace(NEED, memory_per_box=5e9))
     assert (capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (6, 2, "memory")
 
 
-def test_what_fits_into_no_box_is_refused() -> None:
+def test_a_worker_larger_than_a_machine_is_refused() -> None:
     """A worker that needs more memory than a machine has is refused, with both figures."""
     with pytest.raises(ConfigError, match="RIFFLE-0252"):
         compute_capacity(replace(NEED, memory_per_box=1e9))
@@ -66,7 +66,7 @@ def test_what_fits_into_no_box_is_refused() -> None:
         ("memory_per_box", 0, "--memory-bytes"),
     ],
 )
-def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value: float, option: str) -> None:
+def test_an_invalid_figure_is_refused_with_its_option_name(figure: str, value: float, option: str) -> None:
     """Negative, infinite and undefined figures are refused, as are machines without cores or memory. A rate of 0 rows
     is valid.
     """
@@ -86,7 +86,7 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
         memory_per_box=st.none() | st.floats(2e9, 1e12),
     )
 )
-def test_property_the_boxes_hold_what_is_needed(need: Need) -> None:
+def test_property_the_number_of_machines_is_sufficient_and_minimal(need: Need) -> None:
     """Workers take in all rows, each has a core and enough memory, and one machine fewer is not enough."""
     capacity = compute_capacity(need)
     assert capacity.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)

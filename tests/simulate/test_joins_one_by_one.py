@@ -48,7 +48,7 @@ def copies(present: Assignment) -> set[tuple[TaskId, str]]:
     [(4, 48, 4, 0, 36), (4, 48, 8, 0, 100), (4, 48, 8, 1, 100), (6, 96, 6, 1, 40)],
 )
 @pytest.mark.sample(step=2)
-def test_running_warm_ups_go_on_when_members_join(
+def test_running_warm_ups_continue_when_members_join(
     members: int, tasks: int, warmups: int, standbys: int, apart: int
 ) -> None:
     """No warm-up is cancelled while its target is the same. The fetched bytes are at most 1.3 times the size of the new
@@ -72,7 +72,7 @@ def test_running_warm_ups_go_on_when_members_join(
     assert fetched <= 1.3 * STATE_BYTES * len(fresh), f"{fetched / STATE_BYTES / len(fresh):.2f} times the new copies"
 
 
-def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
+def test_a_running_warm_up_precedes_that_of_a_newer_member() -> None:
     """Running warm-ups continue while their targets are the same, and precede warm-ups of a newer member."""
     settings = AssignSettings(max_warmup_replicas=2)
     initial = view("a:0-11 b:12-23 c:")
@@ -86,7 +86,7 @@ def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
     assert {joined.target[warmup] for warmup in first.warmups} == {"c"}
 
 
-def test_a_running_warm_up_of_a_standby_goes_before_a_fresh_one_of_an_owner() -> None:
+def test_a_running_standby_warm_up_precedes_a_new_owner_warm_up() -> None:
     """Member c fetches a standby when d joins. With one warm-up allowed, the owners for d wait."""
     settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
     layout = "a:0-7 b:8-15 c:16-23"

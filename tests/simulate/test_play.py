@@ -40,7 +40,7 @@ def made(**content: Any) -> World:
     return parse_world({**usual, **content})
 
 
-def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> None:
+def test_restarted_members_get_their_own_tasks_back() -> None:
     """Existing standbys advance before lost ones are replaced, so no standby falls behind. When a member returns, each
     of its tasks moves back, and the fetches of replacement copies stop.
     """
@@ -54,7 +54,7 @@ def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> No
     assert done.bytes_kept - still.bytes_kept <= 3 * away * survivors * bandwidth
 
 
-def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_out_ends_balanced_with_short_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale-out ends balanced, and tasks stop for less than a second on average. If no probe is ever due, new members
     get nothing.
     """
@@ -67,7 +67,7 @@ def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say(monkeypatch: pyt
     assert stuck.owners[-1].tolist() == [24, 24, 24, 24, 0, 0]
 
 
-def test_work_outside_its_band_is_levelled_after_five_batches() -> None:
+def test_work_outside_the_band_is_balanced_after_five_batches() -> None:
     """After five batches outside the balance band, other tasks leave the member of a task with sixty times its rows."""
     world = made(every=10, events=[{"at": 100, "load": 60, "tasks": ["s_0"]}])
     done = played(world, OURS)
@@ -77,7 +77,7 @@ def test_work_outside_its_band_is_levelled_after_five_batches() -> None:
     assert played(replace(world, events=()), OURS).moves == 0
 
 
-def test_load_that_members_cannot_take_waits() -> None:
+def test_rows_wait_while_more_arrive_than_slots_process() -> None:
     """Rows wait while more arrive than the slots process, and are processed when fewer arrive."""
     slow = {**MEMBER, "rows_per_second": 50}
     world = made(
@@ -122,7 +122,7 @@ def drawn_worlds() -> st.SearchStrategy[World]:
 
 
 @given(world=drawn_worlds(), policy=st.sampled_from(sorted(POLICIES)))
-def test_property_nothing_is_lost(world: World, policy: str) -> None:
+def test_property_every_task_has_an_owner_while_a_member_lives(world: World, policy: str) -> None:
     """While a member is alive every task has an owner, and under the riffle policy a live one. Stopped times are
     between 0 and the elapsed time, and bytes are never negative.
     """
@@ -148,14 +148,14 @@ def test_property_the_same_seed_gives_the_same_outcome(world: World, policy: str
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_quiet_world_stands_still(policy: str) -> None:
+def test_nothing_moves_without_events(policy: str) -> None:
     """Without events nothing moves or stops, and only standbys fetch changes."""
     done = played(made(config={"num_standbys": 1}), policy)
     assert (done.moves, done.task_seconds, done.bytes_owned, done.bytes_warmed) == (0, 0, 0, 0)
     assert done.bytes_kept > 0
 
 
-def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> None:
+def test_unbalanceable_work_is_assigned_again_only_if_loads_change() -> None:
     """An excluded member stays without work. The assignor runs once at the start, and again when loads change."""
     excluded = {"exclude": {"id": "m0"}}
     assert played(made(config=excluded), "riffle").assigned == 1
@@ -192,13 +192,13 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
         (lambda: made(events=[{"at": 5, "load": 2, "members": ["m1"]}]), "'members' alone has no effect"),
     ],
 )
-def test_what_a_world_cannot_say_is_refused(world: Callable[[], World], message: str) -> None:
+def test_an_invalid_world_value_is_refused_with_the_nearest_name(world: Callable[[], World], message: str) -> None:
     """The error names the offending value and the nearest known name."""
     with pytest.raises(Exception, match=message):
         world()
 
 
-def test_the_day_is_as_large_as_it_says() -> None:
+def test_the_day_world_has_its_documented_size() -> None:
     """The `day` world has 1,000 members, 32,768 tasks, 20 membership changes, and a probe every ten minutes."""
     world = read_world("day")
     assert (len(world.present), len(world.tasks), world.seconds) == (1_000, 32_768, 86_400)
@@ -220,7 +220,7 @@ def with_and_without(world: World) -> tuple[Outcome, Outcome]:
         return acts, played(world, OURS)
 
 
-def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
+def test_tasks_leave_a_member_with_a_full_disk_and_return() -> None:
     """Tasks leave a member whose disk is above its limit until it is below. When the disk has room again, the member
     gets its share back.
     """
@@ -236,7 +236,7 @@ def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
     assert owned_by(played(later, OURS), 0, 900) == 4
 
 
-def test_a_member_short_of_memory_gives_up_what_it_owns() -> None:
+def test_a_member_short_of_memory_keeps_only_tasks_that_fit() -> None:
     """When more rows need more memory, the member with the least memory keeps only the tasks that fit."""
     world = made(
         every=10,
@@ -254,7 +254,7 @@ def test_a_member_short_of_memory_gives_up_what_it_owns() -> None:
     assert owned_by(off, 0, 900) == 4
 
 
-def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> None:
+def test_owners_follow_their_rows_to_another_rack_after_three_batches() -> None:
     """Half of the tasks begin to read from another rack. After three batches owners move to the racks that they read
     from.
     """
@@ -279,7 +279,7 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
     assert with_and_without(world)[1].moves == played(replace(world, events=()), OURS).moves == 0
 
 
-def test_rows_from_racks_of_brokers_alone_move_nothing() -> None:
+def test_rows_from_racks_with_only_brokers_cause_no_moves() -> None:
     """Rows from racks that have only brokers cause no moves. Such racks must be declared, so that a misspelled one is
     refused.
     """
@@ -294,7 +294,7 @@ def test_rows_from_racks_of_brokers_alone_move_nothing() -> None:
     assert played(world, OURS).moves == played(replace(world, events=()), OURS).moves
 
 
-def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:
+def test_a_standby_that_never_catches_up_moves_to_another_member() -> None:
     """After a standby has fallen behind for ten batches, another member gets it. Without this rule its lag grows."""
     slow = {"threads": 1, "restore_bytes_per_second": 100}
     world = made(
@@ -308,7 +308,7 @@ def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:
     assert acts.lacking[-1] < off.lacking[-1] / 10
 
 
-def test_a_slow_task_with_few_rows_is_work_outside_its_band(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tasks_leave_the_member_of_a_slow_task_with_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the rows of one task take thousands of times longer, the other tasks leave its member. Without this rule
     nothing moves.
     """
@@ -321,13 +321,13 @@ def test_a_slow_task_with_few_rows_is_work_outside_its_band(monkeypatch: pytest.
     assert off.moves == 0
 
 
-def test_work_that_was_levelled_sets_off_nothing_more() -> None:
+def test_balanced_work_causes_no_further_assignments() -> None:
     """Two slow tasks on one member are separated in few assignments. Then the work stays within its band."""
     acts = played(made(every=10, events=[{"at": 100, "row_seconds": 1.5e-6, "tasks": ["s_0", "s_3"]}]), OURS)
     assert (acts.moves > 0, acts.assigned <= 3) == (True, True)
 
 
-def test_time_in_the_users_code_is_taken_from_what_a_slot_can_do() -> None:
+def test_user_code_time_reduces_the_capacity_of_a_slot() -> None:
     """If user code doubles the time per row, a slot processes half as many rows."""
     slow = {**MEMBER, "rows_per_second": 50}
     world = made(members=[{"id": "m{}", "count": 3, **slow}], events=[{"at": 100, "row_seconds": 1 / 50}], seconds=200)

@@ -75,7 +75,7 @@ READ: Json = {
 }
 
 
-def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
+def test_a_scenario_file_can_set_every_assignment_setting() -> None:
     """A scenario file can set every assignment setting. A removed setting is refused with a remedy."""
     assert {*WRITTEN} == {field.name for field in fields(AssignSettings)} & SETTING_LINES.keys()
     with pytest.raises(ConfigError, match="RIFFLE-0247"):
@@ -84,7 +84,7 @@ def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
     assert parse_scenario(content).settings == AssignSettings(**READ)
 
 
-def test_neutral_names_say_the_same() -> None:
+def test_neutral_setting_names_are_accepted() -> None:
     """Files for other assignors can use neutral setting names. A setting under both names is refused."""
     config = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
     settings = parse_scenario({**CASE, "config": config}).settings
@@ -93,21 +93,21 @@ def test_neutral_names_say_the_same() -> None:
         changed(num_standby=1, num_standbys=1)
 
 
-def test_the_assignor_of_a_file_decides() -> None:
+def test_the_assignor_of_the_file_computes_the_owners() -> None:
     """The assignor in the file computes the owners. An unknown one is refused."""
     assert one_round(changed(assignor="hash")) != one_round(changed())
     with pytest.raises(ConfigError, match="RIFFLE-0109"):
         one_round(changed(assignor="stickey"))
 
 
-def test_excluded_members_and_pins_of_a_file_count() -> None:
+def test_excluded_members_and_pins_of_a_file_apply() -> None:
     """Excluded members end without tasks, and pinned tasks end on their members."""
     assert "I1" not in owners(changed(exclude={"id": "I1"})).values()
     assert owners(changed(lambda file: file.update(pins={"0_2": "I1"})))["0_2"] == "I1"
     assert owners(changed(lambda file: file.update(pins={"0_2": "I2"})))["0_2"] == "I2"
 
 
-def test_rebalancing_that_is_off_moves_nothing() -> None:
+def test_nothing_moves_with_rebalancing_off() -> None:
     """With rebalancing off, an unbalanced group stays unbalanced."""
 
     def empty(file: Json) -> None:
@@ -177,7 +177,7 @@ WRONG: list[tuple[Callable[[Json], object], str, str]] = [
 
 
 @pytest.mark.parametrize(("mistake", "message_id", "value"), WRONG, ids=[f"{m}: {v}" for _, m, v in WRONG])
-def test_a_wrong_file_is_refused(mistake: Callable[[Json], object], message_id: str, value: str) -> None:
+def test_an_invalid_scenario_file_is_refused(mistake: Callable[[Json], object], message_id: str, value: str) -> None:
     """The error names the offending value and its place in the file."""
     with pytest.raises(ConfigError, match=message_id) as refused:
         changed(mistake)
@@ -185,7 +185,7 @@ def test_a_wrong_file_is_refused(mistake: Callable[[Json], object], message_id: 
     assert refused.value.where
 
 
-def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
+def test_a_task_without_partitions_is_stateful() -> None:
     """A task without partitions is stateful. One whose partitions include no changelog is stateless."""
 
     def leave_out(file: Json) -> None:
@@ -199,7 +199,7 @@ def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
     assert [task.kind for task in changed(leave_out).tasks[:2]] == ["stateless", "stateful"]
 
 
-def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
+def test_the_command_reports_the_invalid_file_and_place(tmp_path: Path) -> None:
     """The message names the wrong file and the place in it. The output of a correct file names its assignor."""
     wrong = tmp_path / "wrong.json"
     right = tmp_path / "right.json"
@@ -213,7 +213,7 @@ def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["assignor"] == "riffle_spark sticky"
 
 
-def test_the_pin_of_a_member_that_is_away_waits_for_it() -> None:
+def test_a_pin_to_an_absent_member_applies_when_it_returns() -> None:
     """While a pinned member is away, another member owns the task. The pin applies again when the member returns."""
 
     def there_and_back(file: Json) -> None:

@@ -17,7 +17,7 @@ CASES = sorted((DATA / "assignor_cases").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_round_is_as_written_down(path: Path) -> None:
+def test_every_round_equals_that_in_the_file_of_the_case(path: Path) -> None:
     """The rounds of each phase equal those in the file of the case."""
     case = cast(Json, json.loads(path.read_text()))
     scenario = parse_scenario(cast(Json, case["scenario"]))
@@ -26,12 +26,12 @@ def test_every_round_is_as_written_down(path: Path) -> None:
     assert rounds == case["expected_rounds"], f"replay: riffle plan --history --scenario {path} (the scenario part)"
 
 
-def test_all_cases_are_there() -> None:
+def test_all_seventeen_cases_exist() -> None:
     """The cases are those of KIP-441 and KIP-925, and the edge cases: seventeen files."""
     assert len(CASES) == 17
 
 
-def test_the_learner_case_goes_as_the_proposal_says() -> None:
+def test_the_learner_case_of_kip_441_moves_two_tasks() -> None:
     """S4 warms up for T1 and owns it, then S5 warms up for T3. S1 to S5 end with one task each."""
     case = cast(Json, json.loads((DATA / "assignor_cases" / "kip441_learner_scale_up.json").read_text()))
     _, fourth, fifth = cast("list[list[dict[str, dict[str, list[str]]]]]", case["expected_rounds"])

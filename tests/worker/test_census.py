@@ -35,9 +35,9 @@ def member(tmp_path: Path) -> Member:
 
 def census(member: Member, **changes: object) -> Census:
     """Take a census of the member and check that it has no error."""
-    found = take_census(CensusOrder(member.home, **changes), "1")  # type: ignore[arg-type]
-    assert found.error is None
-    return found
+    result = take_census(CensusOrder(member.home, **changes), "1")  # type: ignore[arg-type]
+    assert result.error is None
+    return result
 
 
 def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
@@ -46,29 +46,29 @@ def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
     return {("totals", kg, *found[0]) for kg, found in of.items()}
 
 
-def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
+def test_a_new_executor_gets_an_empty_folder(tmp_path: Path) -> None:
     """A new executor gets an empty folder, and its census has the disk and memory."""
     home = home_of("memory://census-new", tmp_path)
-    found = take_census(CensusOrder(home), "1")
-    assert found.error is None
-    assert found.member == folder_of(home, "1").member
-    assert (found.copies, found.sealed, found.folders_removed) == ((), (), 0)
-    assert 0 < found.disk[0] <= 1 < found.disk[1]
-    assert min(found.memory) > 10**6
+    result = take_census(CensusOrder(home), "1")
+    assert result.error is None
+    assert result.member == folder_of(home, "1").member
+    assert (result.copies, result.sealed, result.folders_removed) == ((), (), 0)
+    assert 0 < result.disk[0] <= 1 < result.disk[1]
+    assert min(result.memory) > 10**6
 
 
-def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Member) -> None:
+def test_a_census_lists_copies_with_heads_and_sealed_deltas(member: Member) -> None:
     """A census lists each copy with its head, which is the base of the last batch, and the sealed deltas of both
     batches.
     """
-    found = census(member)
-    assert set(found.copies) == heads(member, 0)
-    assert found.copies == tuple(sorted(found.copies))
-    assert set(found.sealed) == {link.head.attempt for e in member.entries.values() for link in e.chain}
-    assert folder_of(member.home, "1").sealed_path(1, found.sealed[1]).exists()
+    result = census(member)
+    assert set(result.copies) == heads(member, 0)
+    assert result.copies == tuple(sorted(result.copies))
+    assert set(result.sealed) == {link.head.attempt for e in member.entries.values() for link in e.chain}
+    assert folder_of(member.home, "1").sealed_path(1, result.sealed[1]).exists()
 
 
-def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
+def test_a_census_omits_damaged_copies(member: Member) -> None:
     """Copies are not listed if their journal or a file of their parts is damaged or missing. Without the file they are
     deleted.
     """
@@ -101,14 +101,14 @@ def strays(folder: Folder) -> list[Path]:
     return [part, fetched, half_written, next_journal]
 
 
-def test_what_dead_processes_left_half_done_goes(member: Member) -> None:
+def test_a_census_deletes_unlisted_files_of_an_unused_folder(member: Member) -> None:
     """If no process uses a folder, a census deletes the files that no stack lists."""
     left = strays(folder_of(member.home, "1"))
     assert len(census(member).copies) == 3
     assert [path for path in left if path.exists()] == []
 
 
-def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
+def test_partly_fetched_snapshots_stay_for_folder_cleanup_seconds(member: Member) -> None:
     """Partly fetched snapshots stay for `folder_cleanup_seconds`, so that the next upkeep can continue them."""
     store = folder_of(member.home, "1").path / "incoming" / "totals"
     parts = [store / f"000{n}.{paths.snapshot_id(3, '1-aa')}" for n in range(2)]
@@ -120,7 +120,7 @@ def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
     assert [part.exists() for part in parts] == [False, True]
 
 
-def test_what_a_slot_is_at_work_on_stays(member: Member) -> None:
+def test_a_census_deletes_no_files_while_a_slot_uses_the_folder(member: Member) -> None:
     """While a slot uses the folder, a census deletes no files."""
     folder = folder_of(member.home, "1")
     with folder.hold():
@@ -136,7 +136,7 @@ def abandoned(home: Home, executor: str, *, seconds: float) -> Path:
     return path
 
 
-def test_folders_that_nobody_comes_back_to_are_removed(member: Member, tmp_path: Path) -> None:
+def test_unused_folders_of_ended_executors_are_removed(member: Member, tmp_path: Path) -> None:
     """Folders of ended executors are removed when they were unused for `folder_cleanup_seconds`. Recently used folders,
     those of live executors and those of other roots stay.
     """
@@ -157,7 +157,7 @@ def test_folders_that_nobody_comes_back_to_are_removed(member: Member, tmp_path:
     assert mine.exists()
 
 
-def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
+def test_an_old_folder_stays_while_a_late_task_holds_it(member: Member) -> None:
     """An old folder stays while a late task of an ended executor holds it."""
     everybody = replace(member.home, live=frozenset(f"{member.home.application}/{n}" for n in ("1", "late")))
     late = folder_of(everybody, "late")
@@ -170,42 +170,42 @@ def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
     assert census(member, folder_cleanup_seconds=60).folders_removed == 1
 
 
-def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failed_census_returns_the_error(tmp_path: Path) -> None:
     """A census that fails returns the error."""
     (tmp_path / "file").write_text("in the way")
-    found = take_census(CensusOrder(home_of("memory://census-fails", tmp_path / "file" / "below")), "7")
-    assert (found.executor, found.member, found.copies) == ("7", "", ())
-    assert "local_dir" in (found.error or "")
+    result = take_census(CensusOrder(home_of("memory://census-fails", tmp_path / "file" / "below")), "7")
+    assert (result.executor, result.member, result.copies) == ("7", "", ())
+    assert "local_dir" in (result.error or "")
 
 
-def test_rack_and_tags_are_those_of_the_environment(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rack_and_tags_come_from_the_environment(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rack and the tags of a census come from the environment."""
     monkeypatch.setenv("RIFFLE_TAG_POOL", "spot")
     assert census(member).rack is None
     monkeypatch.setenv("RIFFLE_RACK", "r1")
-    found = census(member)
-    assert (found.rack, found.tags) == ("r1", {"pool": "spot"})
+    result = census(member)
+    assert (result.rack, result.tags) == ("r1", {"pool": "spot"})
 
 
-def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None:
+def claim_at_once(home: Home, executor: str, gate: object, queue: object) -> None:
     """Wait for the other processes, take a census and send its member."""
     gate.wait()  # type: ignore[attr-defined]
-    found = take_census(CensusOrder(home), executor)
-    told.put((executor, found.member, found.error))  # type: ignore[attr-defined]
+    result = take_census(CensusOrder(home), executor)
+    queue.put((executor, result.member, result.error))  # type: ignore[attr-defined]
 
 
-def test_executors_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
+def test_executors_that_start_at_the_same_time_get_different_folders(tmp_path: Path) -> None:
     """Executors that start at the same time get different folders. Free folders are reused before new ones are made."""
     executors = [str(n) for n in range(4)]
     home = home_of("memory://census-race", tmp_path)
     before = frozenset(f"{home.application}/old{n}" for n in range(2))
     old = {folder_of(replace(home, live=before), f"old{n}").member for n in range(2)}
     home = replace(home, live=frozenset(f"{home.application}/{name}" for name in executors))
-    gate, told = SPAWN.Barrier(len(executors)), SPAWN.Queue()
-    processes = [SPAWN.Process(target=claim_at_once, args=(home, name, gate, told)) for name in executors]
+    gate, queue = SPAWN.Barrier(len(executors)), SPAWN.Queue()
+    processes = [SPAWN.Process(target=claim_at_once, args=(home, name, gate, queue)) for name in executors]
     for process in processes:
         process.start()
-    answers = [told.get(timeout=60) for _ in executors]
+    answers = [queue.get(timeout=60) for _ in executors]
     for process in processes:
         process.join(60)
     assert {error for _, _, error in answers} == {None}

@@ -37,7 +37,7 @@ def partly_combined(schema: pa.Schema, *rows: dict[str, object]) -> pa.Table:
     return pa.Table.from_pylist([{ROW_COUNT: row["rows"], **row} for row in rows], schema)
 
 
-def test_a_receipt_counts_the_rows_that_were_combined(tmp_path: Path) -> None:
+def test_a_receipt_counts_rows_before_and_after_combining(tmp_path: Path) -> None:
     """``rows`` counts the rows before combining, ``combined_rows`` the received rows. A key may have several combined
     rows.
     """
@@ -63,7 +63,7 @@ def test_a_receipt_counts_the_rows_that_were_combined(tmp_path: Path) -> None:
     assert (receipt.rows, receipt.combined_rows, receipt.keys) == (10, 3, 2)
 
 
-def test_a_receipt_tells_how_many_rows_would_remain(tmp_path: Path) -> None:
+def test_a_receipt_has_the_number_of_rows_that_would_remain(tmp_path: Path) -> None:
     """A receipt has the number of rows that would remain: at most one per key and input partition. Without the number
     of partitions it is 0.
     """
@@ -79,9 +79,9 @@ def test_late_keys_are_counted_once(tmp_path: Path, *, is_combined: bool) -> Non
     """A late key counts once, also if it has rows in several partitions. Late rows count as received, but not as
     remaining.
     """
-    at = pa.timestamp("us", "UTC")
+    timestamp_type = pa.timestamp("us", "UTC")
     changes: dict[str, Any] = {"late": LateRule("end", by="keys"), "late_watermark_ms": 1_000}
-    schema = pa.schema([("end", at), ("v", pa.int64())])
+    schema = pa.schema([("end", timestamp_type), ("v", pa.int64())])
     compute = aggregate(rows=count(), most=max_("v"))
     late, early = 1_000_000, 1_000_001
     if is_combined:

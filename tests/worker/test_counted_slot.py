@@ -19,7 +19,7 @@ from tests.kit.worker.counted_slot import FEW, MANY, OneSlot, ending, sums, tota
 )
 @pytest.mark.parametrize("whole_from_rows", [pytest.param(1, id="whole"), pytest.param(10**6, id="deltas")])
 @pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
-def test_columns_cost_python_nothing_a_row(
+def test_a_slot_makes_no_more_python_calls_for_more_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     compute: Computation,
@@ -36,7 +36,7 @@ def test_columns_cost_python_nothing_a_row(
 
 
 @pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
-def test_merging_and_restoring_cost_python_nothing_a_row(
+def test_merges_and_restores_make_no_more_calls_for_more_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers_max: float
 ) -> None:
     """Merges after the answer and restores of copies make as many calls with ten times the rows."""
@@ -52,7 +52,7 @@ def test_merging_and_restoring_cost_python_nothing_a_row(
     assert cold_many.slot.is_like(cold_few.slot), (cold_many.slot, cold_few.slot)
 
 
-def test_a_processor_costs_python_nothing_a_row_but_the_users_own_lines(tmp_path: Path) -> None:
+def test_a_processor_runs_only_the_lines_of_the_user_per_row(tmp_path: Path) -> None:
     """With more rows of the same keys, a processor makes no more calls, and runs only the two lines of the user's loop
     per row.
     """

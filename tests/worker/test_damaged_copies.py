@@ -16,7 +16,7 @@ ALL_PLANS = [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LO
 
 @pytest.mark.parametrize("plan", ALL_PLANS, ids=str)
 @pytest.mark.sample(step=2)
-def test_no_damage_reaches_a_row_or_the_store_or_ends_a_process(plan: Plan) -> None:
+def test_damaged_copies_never_change_rows_or_state_or_end_a_process(plan: Plan) -> None:
     """After flipped bits and truncated, zeroed, swapped, old or removed files, rows and state equal those of a model.
     No process ends, and each damage costs at most the restore of the damaged copies.
     """

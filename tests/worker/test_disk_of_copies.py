@@ -39,15 +39,15 @@ class Disk(NamedTuple):
 
 def disk_of(base: Path) -> Disk:
     """Return the disk use of a folder."""
-    found = {}
-    for at, folders, names in os.walk(base):
+    bytes_by_inode = {}
+    for path, folders, names in os.walk(base):
         for name in (*folders, *names):
-            stat = (Path(at) / name).lstat()
-            found[stat.st_ino] = stat.st_blocks * 512
+            stat = (Path(path) / name).lstat()
+            bytes_by_inode[stat.st_ino] = stat.st_blocks * 512
     files = sum(len(names) for _, _, names in os.walk(base))
     targets = [descriptor.readlink() for descriptor in Path("/proc/self/fd").iterdir() if descriptor.is_symlink()]
     maps = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if str(base) in line}
-    return Disk(sum(found.values()), files, sum(target.is_relative_to(base) for target in targets), len(maps))
+    return Disk(sum(bytes_by_inode.values()), files, sum(target.is_relative_to(base) for target in targets), len(maps))
 
 
 def last_kept() -> Operator:
@@ -98,7 +98,7 @@ class Kept:
 
 
 @pytest.mark.long
-def test_copies_take_little_more_than_their_snapshots(tmp_path: Path) -> None:
+def test_copies_take_at_most_2_2_times_their_snapshots_on_disk(tmp_path: Path) -> None:
     """After batches and upkeep, copies take at most 2.2 times the bytes of their snapshots on disk."""
     query = Kept(tmp_path / "local", 2, key_groups=128)
     query.feed(range(5120), 5120)

@@ -24,7 +24,7 @@ def order(folder: Path, mode: TimeMode, **times: int | None) -> Order:
     return replace(Member(folder, kept_last()).order(), time_mode=mode, slots=slots, entries=entries, **times)  # type: ignore[arg-type]
 
 
-def test_a_timer_is_due_at_its_time_and_not_before(tmp_path: Path) -> None:
+def test_a_timer_is_due_from_its_millisecond_on(tmp_path: Path) -> None:
     """A timer is due from its millisecond on, as in Spark. Due key-groups are sorted, and only those of the slot."""
     assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=99), 0) == ()
     assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=100), 0) == (5,)
@@ -32,14 +32,14 @@ def test_a_timer_is_due_at_its_time_and_not_before(tmp_path: Path) -> None:
     assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=200), 1) == (3,)
 
 
-def test_event_time_goes_by_the_watermark_alone(tmp_path: Path) -> None:
+def test_event_time_timers_depend_only_on_the_watermark(tmp_path: Path) -> None:
     """Event-time timers depend only on the watermark, which is 0 before the first one, as in Spark."""
     assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=100), 0) == (5,)
     assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=None), 0) == ()
     assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=None), 1) == (3,)
 
 
-def test_a_last_pass_visits_what_the_batch_itself_makes_due(tmp_path: Path) -> None:
+def test_a_last_pass_visits_key_groups_due_at_its_later_watermark(tmp_path: Path) -> None:
     """The last pass also visits key-groups that are due at its later watermark."""
     last = order(tmp_path, "EventTime", watermark_ms=100, last_pass_ms=201)
     assert due_key_groups(last, 0) == (2, 5, 9)
@@ -47,7 +47,7 @@ def test_a_last_pass_visits_what_the_batch_itself_makes_due(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("times", [{"time_ms": 10**12, "watermark_ms": 10**12, "last_pass_ms": 10**12}])
-def test_without_timers_nothing_is_due(tmp_path: Path, times: dict[str, int]) -> None:
+def test_no_key_group_is_due_with_time_mode_none(tmp_path: Path, times: dict[str, int]) -> None:
     """With time mode `None`, no key-group is due."""
     quiet = order(tmp_path, "None", **times)
     assert (due_key_groups(quiet, 0), due_key_groups(quiet, 1)) == ((), ())

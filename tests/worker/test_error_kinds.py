@@ -71,20 +71,20 @@ def arrived(error: BaseException, folder: Path) -> RiffleError:
     return raised.value
 
 
-def test_every_kind_of_error_arrives_as_itself_or_its_public_ancestor(tmp_path: Path) -> None:
+def test_every_error_arrives_as_its_nearest_public_class(tmp_path: Path) -> None:
     """Every error arrives as its nearest public class, with its problem and remedy."""
     kinds = every_kind()
     public = [kind for kind in map(vars(errors).get, errors.__all__) if isinstance(kind, type)]
     assert {DamagedCopy, *public} <= set(kinds)
     for number, kind in enumerate(kinds):
-        told = arrived(error_of_kind(kind), tmp_path / str(number))
+        error = arrived(error_of_kind(kind), tmp_path / str(number))
         nearest = next(each for each in kind.__mro__ if each.__module__ == errors.__name__)
-        assert type(told) is nearest, kind
-        assert (told.problem, told.remedy) == (PROBLEM, REMEDY)
-        assert told.where == f"{WHERE}, executor 1"
+        assert type(error) is nearest, kind
+        assert (error.problem, error.remedy) == (PROBLEM, REMEDY)
+        assert error.where == f"{WHERE}, executor 1"
 
 
-def test_a_damaged_copy_is_for_an_operator_to_look_at(tmp_path: Path) -> None:
+def test_an_unrecoverable_copy_arrives_as_corrupt_state_error(tmp_path: Path) -> None:
     """A damaged copy that cannot be rebuilt arrives as CorruptStateError."""
     assert type(arrived(error_of_kind(DamagedCopy), tmp_path)) is CorruptStateError
 
@@ -97,40 +97,40 @@ class NotOurs(ConfigError):
         self.amount = amount
 
 
-def test_a_users_own_kind_arrives_as_the_public_one_below_it(tmp_path: Path) -> None:
+def test_a_user_error_class_arrives_as_its_public_base_class(tmp_path: Path) -> None:
     """A user's error class arrives as its public base class, so the driver does not have to import it."""
-    told = arrived(NotOurs(7), tmp_path)
-    assert type(told) is ConfigError
-    assert (told.problem, told.remedy) == ("7 is too much", "send less")
+    error = arrived(NotOurs(7), tmp_path)
+    assert type(error) is ConfigError
+    assert (error.problem, error.remedy) == ("7 is too much", "send less")
 
 
 class Odd(RiffleError):
     """A user's error class that is derived from RiffleError."""
 
 
-def test_a_users_own_kind_out_of_a_processor_is_the_users_error() -> None:
+def test_a_user_error_of_a_processor_becomes_user_function_error() -> None:
     """A user's error that a processor raises becomes a UserFunctionError with its class. Errors of `riffle_spark` stay
     unchanged.
     """
     processing = Processing.__new__(Processing)
     processing._where = "store 's'"  # private: no slot needed
     for error in (Odd("odd"), NotOurs(7), ValueError("odd")):
-        told = processing._as_riffle_error(error, "for key 'a'")  # private: called for each key
-        assert type(told) is UserFunctionError
-        assert type(error).__name__ in told.problem
-        assert told.where == "store 's'"
+        user_error = processing._as_riffle_error(error, "for key 'a'")  # private: called for each key
+        assert type(user_error) is UserFunctionError
+        assert type(error).__name__ in user_error.problem
+        assert user_error.where == "store 's'"
     ours = error_of_kind(DamagedCopy)
     assert processing._as_riffle_error(ours, "for key 'a'") is ours  # private: called for each key
 
 
-def test_what_is_no_error_of_ours_fails_the_task(tmp_path: Path) -> None:
+def test_an_error_other_than_a_riffle_error_fails_the_task(tmp_path: Path) -> None:
     """An error that is no RiffleError fails the task, which Spark retries. There is no receipt."""
     for error in (ZeroDivisionError("a bug"), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             arrived(error, tmp_path)
 
 
-def test_every_kind_of_error_survives_being_sent_between_processes() -> None:
+def test_a_pickled_error_has_the_same_class_and_fields() -> None:
     """A pickled error has the same class and fields, whatever its constructor takes."""
     for kind in [*every_kind(), NotOurs]:
         error = error_of_kind(kind)

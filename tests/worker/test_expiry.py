@@ -153,7 +153,7 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=8), st.integers(-9, 8), st.sampled_fr
     ]
 )
 @pytest.mark.sample(step=2)
-def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
+def test_expired_output_and_timers_equal_those_of_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory, compute: Sessions, whole_from_rows: int,
     batches: list[tuple[list[Row], int, int, str]],
 ) -> None:  # fmt: skip
@@ -174,12 +174,14 @@ def _check_against_model(member: Member, model: Model, batches: list[tuple[list[
         member.changes = {**times, **({"last_pass_ms": watermark + last} if last else {})}
         output = member.feed(rows_of(*rows), executor)
         model.batch(rows)
-        told = [sorted((row["k"], row["total"]) for row in output if row["late"] is late) for late in (False, True)]
-        assert told == [model.expire(watermark), model.expire(watermark + last) if last else []]
+        expired_rows = [
+            sorted((row["k"], row["total"]) for row in output if row["late"] is late) for late in (False, True)
+        ]
+        assert expired_rows == [model.expire(watermark), model.expire(watermark + last) if last else []]
         assert timers_of(member) == model.timers()
 
 
-def test_what_is_due_goes_beside_rows_of_other_key_groups(tmp_path: Path) -> None:
+def test_a_slot_with_rows_also_expires_keys_of_other_key_groups(tmp_path: Path) -> None:
     """A slot that gets rows also expires keys in its other key-groups."""
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=0)
     member.feed(rows_of(*((f"k{n}", 1, 5) for n in range(6))))
@@ -214,7 +216,7 @@ _SEEN = st.tuples(_KEYS, st.just(1), st.one_of(st.none(), st.integers(0, 12)))
 @pytest.mark.parametrize("forgets", [True, False])
 @given(st.lists(st.tuples(st.lists(_SEEN, max_size=8), st.integers(0, 6), st.sampled_from("112")), max_size=20))
 @pytest.mark.sample(step=2)
-def test_keys_that_end_pass_anew(
+def test_expired_keys_count_once_and_can_be_added_again(
     tmp_path_factory: pytest.TempPathFactory, forgets: bool, batches: list[tuple[list[Row], int, str]],
 ) -> None:  # fmt: skip
     """Expired keys count once and can be added again, and the log has the next timer. Each expired key is a row of the
@@ -253,7 +255,7 @@ def first_by_group(times: Mapping[str, int | None]) -> dict[int, int]:
     return first
 
 
-def test_what_has_gone_was_deleted_and_counted(tmp_path: Path) -> None:
+def test_an_expired_key_is_deleted_output_once_and_counted(tmp_path: Path) -> None:
     """An expired key is a deleted row of the delta and is output once. The receipt counts it."""
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=9)
     member.feed(rows_of(("a", 1, 10), ("b", 2, 11), ("c", 3, None)))
@@ -268,7 +270,7 @@ def test_what_has_gone_was_deleted_and_counted(tmp_path: Path) -> None:
     assert member.feed(rows_of()) == []
 
 
-def test_keys_whose_time_was_moved_hide_none_behind_them(tmp_path: Path) -> None:
+def test_the_next_timer_is_found_behind_rows_with_moved_times(tmp_path: Path) -> None:
     """The next timer is found behind any number of rows whose time was moved."""
     member, model = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1), Model()
     for keys, later in ((300, 10), (250, 1000), (290, 2000)):
@@ -279,7 +281,7 @@ def test_keys_whose_time_was_moved_hide_none_behind_them(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_time_that_was_moved_two_batches_ago_is_not_next(tmp_path: Path, turned: bool) -> None:
+def test_the_next_timer_is_the_earliest_moved_time(tmp_path: Path, turned: bool) -> None:
     """If two batches move the times of two keys that were due together, the next timer is the earliest moved time."""
     keys = [f"k{number}" for number in range(100)]
     groups = key_groups([pa.array(keys)], TOTAL).tolist()
@@ -291,7 +293,7 @@ def test_a_time_that_was_moved_two_batches_ago_is_not_next(tmp_path: Path, turne
     assert timers_of(member) == {groups[0]: 50}
 
 
-def test_keys_are_laid_together_by_whole_hashes() -> None:
+def test_rows_are_grouped_by_whole_hash() -> None:
     """Rows are grouped by whole hash, also if the high bits are equal. The first row of each key stays."""
     hashes, of_row = np.array([3, 1, 3, 2, 1], np.uint64), np.array([7, 7, 7, 2, 2], np.int32)
     keys = pa.table({"k": ["c", "a", "c", "b", "a"]})
@@ -300,7 +302,7 @@ def test_keys_are_laid_together_by_whole_hashes() -> None:
     assert find_newest_by_group(alike, keys, of_row).tolist() == [4, 3, 1, 0]
 
 
-def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
+def test_a_batch_without_rows_and_due_keys_reads_nothing(tmp_path: Path) -> None:
     """A batch without rows and due keys reads and seals nothing."""
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
     member.feed(rows_of(("a", 1, 10)))
@@ -308,7 +310,7 @@ def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
     assert (receipt.parts, receipt.expired, receipt.local_parts) == ((), 0, 0)
 
 
-def test_a_part_says_when_its_rows_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metadata_of_a_part_has_its_due_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metadata of a part has the earliest and latest due time and the due column. Its rows are ordered by due time,
     nulls last.
     """
@@ -354,7 +356,7 @@ class Windows:
         return Update(output, np.empty(0, np.int64), batch.state.schema.empty_table(), np.empty(0, np.int64))
 
 
-def test_windows_close_out_of_merged_stacks_and_restored_ones(tmp_path: Path) -> None:
+def test_windows_from_merged_and_restored_stacks_end_once(tmp_path: Path) -> None:
     """Thousands of windows end once each, from merged and restored stacks. Deleted rows in their parts are not output
     again.
     """
@@ -364,17 +366,17 @@ def test_windows_close_out_of_merged_stacks_and_restored_ones(tmp_path: Path) ->
         member.changes["watermark_ms"] = 20 * batch
         ends = (20 * batch + random.integers(1, 100, 1500)).tolist()
         keys = [f"k{number}" for number in random.integers(0, 40, 1500)]
-        told = member.feed(rows_of(*zip(keys, [1] * 1500, ends, strict=True)), "1" if batch % 10 else "2")
-        for one in zip(keys, ends, strict=True):
-            model[one] = model.get(one, 0) + 1
-        due = {one: model.pop(one) for one in list(model) if one[1] <= 20 * batch}
-        assert {(row["k"], row["at"]): row["n"] for row in told} == due
-        assert len(told) == len(due)
+        output = member.feed(rows_of(*zip(keys, [1] * 1500, ends, strict=True)), "1" if batch % 10 else "2")
+        for window in zip(keys, ends, strict=True):
+            model[window] = model.get(window, 0) + 1
+        due = {window: model.pop(window) for window in list(model) if window[1] <= 20 * batch}
+        assert {(row["k"], row["at"]): row["n"] for row in output} == due
+        assert len(output) == len(due)
     assert min(timers_of(member).values()) == min(at for _, at in model)
 
 
 @pytest.mark.parametrize("declared", [{"due": "gone"}, {"due": "k"}, {"due": "v", "time_mode": "None"}])
-def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[str, str]) -> None:
+def test_an_invalid_due_column_is_refused(tmp_path: Path, declared: dict[str, str]) -> None:
     """The due column must exist and be a time, and the time mode must not be `None`."""
 
     class Given(Sessions):
@@ -388,17 +390,17 @@ def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[s
 
 @pytest.mark.parametrize("name", ["__hash", "__deleted", "__due_order"])
 @pytest.mark.parametrize("of_key", [False, True])
-def test_names_of_columns_that_parts_have_besides_are_refused(tmp_path: Path, name: str, of_key: bool) -> None:
+def test_state_columns_with_internal_names_are_refused(tmp_path: Path, name: str, of_key: bool) -> None:
     """State and key columns with names of internal columns are refused, because their deltas could not be read."""
     state = pa.schema([("total", pa.int64()), ("until", pa.int64()), *([] if of_key else [(name, pa.int64())])])
 
     def compute(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         return rows, state
 
-    given = arrow_function(compute, state=state, output=OUTPUT, due="until", time_mode="EventTime")
+    function = arrow_function(compute, state=state, output=OUTPUT, due="until", time_mode="EventTime")
     rows, key = pa.schema([(name, pa.string()), *ROWS]), (name if of_key else "k",)
     with pytest.raises(ConfigError, match="RIFFLE-0194"):
-        Member(tmp_path, given, rows, key)
+        Member(tmp_path, function, rows, key)
 
 
 class Strict(Windows):
@@ -410,7 +412,7 @@ class Strict(Windows):
         return replace(usual, output=pa.schema([field.with_nullable(False) for field in usual.output]))
 
 
-def test_output_may_be_declared_not_null(tmp_path: Path) -> None:
+def test_output_rows_have_the_declared_nullability(tmp_path: Path) -> None:
     """Rows of a batch and of expired keys have the declared schema, whatever their tables declare as nullable."""
     member = Member(tmp_path, Strict(), key=("k", "at"), time_mode="EventTime", watermark_ms=5)
     assert member.feed(rows_of(("a", 1, 5), ("b", 1, 6))) == [{"k": "a", "at": 5, "n": 1}]
@@ -419,7 +421,7 @@ def test_output_may_be_declared_not_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [-(2**63), -1, 0, 1, 999, 1000, 1001, 2**63 - 1])
-def test_due_times_are_rounded_up_wherever_they_are(value: int) -> None:
+def test_due_times_are_rounded_up_to_milliseconds(value: int) -> None:
     """A due time with microseconds is rounded up to the next millisecond, also before 1970."""
     column = pa.array([value], pa.int64()).cast(pa.timestamp("us"))
     assert in_milliseconds(column).tolist() == [-(-value // 1000)]
@@ -429,7 +431,7 @@ def test_due_times_are_rounded_up_wherever_they_are(value: int) -> None:
     assert times.find_due_between(-(2**63), times.ms_at(0) - 1).tolist() == []
 
 
-def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
+def test_due_keys_are_found_in_parts_without_an_order(tmp_path: Path) -> None:
     """Due keys are found in parts that were sealed without an order of due times."""
     schema = Member(tmp_path, Sessions()).operator.schema
     assert isinstance(schema, PlainColumns)
@@ -442,7 +444,7 @@ def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
     assert find_first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}
 
 
-def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
+def test_a_store_cannot_change_its_due_column(tmp_path: Path) -> None:
     """A store cannot read state that was written with another due column or time mode, because the parts have no order
     of due times.
     """
@@ -459,7 +461,7 @@ def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
     assert schema_of_text("totals", due.to_text()) == due
 
 
-def test_a_key_that_was_kept_with_another_zero_ends_as_zero() -> None:
+def test_a_key_stored_as_negative_zero_expires_as_zero() -> None:
     """A key that an older part stores as -0.0 expires as 0.0."""
     schema = PlainColumns("s", pa.schema([("k", pa.float64())]), pa.schema([("until", pa.int64())]), "until")
     rows = pa.table([[-0.0], [3]], schema=schema.row_schema)

@@ -76,7 +76,7 @@ def read_back(order: FirstVersionOrder, folder: Path, keys: str = "") -> pa.Tabl
     return pa.concat_tables(table.select(ROWS.column_names) for table in tables.values()).sort_by("n")
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_all_written_rows_are_read_back_from_their_key_groups(tmp_path: Path) -> None:
     """All rows are read back from the key-groups of their keys, with the earliest due time of each key-group."""
     assert read_back(order_of(tmp_path), tmp_path).equals(ROWS)
 
@@ -97,7 +97,7 @@ def test_rows_of_another_key_group_are_refused(tmp_path: Path) -> None:
     assert caught.value.id == "RIFFLE-1610"
 
 
-def test_no_rows_write_nothing(tmp_path: Path) -> None:
+def test_a_task_without_rows_writes_nothing(tmp_path: Path) -> None:
     """A task without rows writes nothing."""
     assert list(write_key_groups(order_of(tmp_path), as_state, iter(()))) == []
     assert not (tmp_path / "root").exists()

@@ -25,14 +25,16 @@ def events(kind: pa.DataType) -> pa.Schema:
 def member(folder: Path, kind: pa.DataType, late_ms: int | None = WATERMARK_MS) -> Member:
     """Return a count per key that drops late rows."""
     watermark = Watermark("ts", 10_000)
-    one = Member(folder, aggregate(rows=count()), events(kind), watermark=watermark, late_watermark_ms=late_ms)
-    one.operator = with_watermark(one.operator, watermark)
-    return one
+    counting_member = Member(
+        folder, aggregate(rows=count()), events(kind), watermark=watermark, late_watermark_ms=late_ms
+    )
+    counting_member.operator = with_watermark(counting_member.operator, watermark)
+    return counting_member
 
 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 @pytest.mark.parametrize("unit", list(PER_SECOND))
-def test_late_is_at_or_before_the_watermark_exactly(tmp_path: Path, unit: str, zone: str | None) -> None:
+def test_a_row_at_or_before_the_watermark_is_late(tmp_path: Path, unit: str, zone: str | None) -> None:
     """A row at or before the watermark is late, whatever the unit and zone. A row one step after it or without a time
     is not late.
     """
@@ -40,13 +42,13 @@ def test_late_is_at_or_before_the_watermark_exactly(tmp_path: Path, unit: str, z
     steps = [watermark + step for step in (-2, -1, 0, 1, 2)]
     times = pa.chunked_array([pa.array([None, *part], pa.timestamp(unit, zone)) for part in (steps[:2], steps[2:], [])])
     rows = pa.table([pa.array(["a"] * len(times)), times], schema=events(times.type))
-    kept, told = without_late_rows(member(tmp_path, times.type).order(), rows)
+    kept, event_time_facts = without_late_rows(member(tmp_path, times.type).order(), rows)
     assert [value for value in kept["ts"].cast(pa.int64()).to_pylist() if value is not None] == steps[3:]
     assert kept["ts"].null_count == 3
-    assert told == {"late_rows": 3, "event_time_max_ms": steps[-1] * 1000 // PER_SECOND[unit]}
+    assert event_time_facts == {"late_rows": 3, "event_time_max_ms": steps[-1] * 1000 // PER_SECOND[unit]}
 
 
-def test_the_newest_time_is_rounded_down_also_before_1970() -> None:
+def test_the_latest_event_time_is_rounded_down() -> None:
     """The latest event time is rounded down, also before 1970, so that a watermark is never ahead of its rows."""
     assert newest_ms(pa.chunked_array([pa.array([1_999, -5], pa.timestamp("us"))])) == 1
     assert newest_ms(pa.chunked_array([pa.array([-1], pa.timestamp("us"))])) == -1
@@ -54,25 +56,27 @@ def test_the_newest_time_is_rounded_down_also_before_1970() -> None:
     assert newest_ms(pa.chunked_array([], pa.timestamp("us"))) is None
 
 
-def test_a_watermark_beyond_what_a_unit_can_hold_makes_all_late(tmp_path: Path) -> None:
+def test_a_watermark_beyond_the_time_unit_makes_all_rows_late(tmp_path: Path) -> None:
     """A watermark beyond the range of the time unit makes all rows late."""
     kind = pa.timestamp("ns")
     rows = rows_of(("a", 2**62), schema=events(kind))
     assert without_late_rows(member(tmp_path, kind, 253_402_300_799_999).order(), rows)[1]["late_rows"] == 1
 
 
-def test_late_rows_touch_nothing_and_are_counted(tmp_path: Path) -> None:
+def test_late_rows_change_no_state_and_are_counted(tmp_path: Path) -> None:
     """A key with only late rows gets no state. The receipt counts all received rows."""
     kind = pa.timestamp("ms", "UTC")
     late, fresh = WATERMARK_MS, WATERMARK_MS + 1
-    one = member(tmp_path, kind)
-    output, receipt = one.answer(rows_of(("a", late), ("b", fresh), ("a", late - 5), ("b", late), schema=events(kind)))
+    counting_member = member(tmp_path, kind)
+    output, receipt = counting_member.answer(
+        rows_of(("a", late), ("b", fresh), ("a", late - 5), ("b", late), schema=events(kind))
+    )
     assert output.to_pylist() == [{"k": "b", "rows": 1}]
     assert (receipt.rows, receipt.late_rows, receipt.keys, receipt.event_time_max_ms) == (4, 3, 1, fresh)
-    assert [change["k"] for change in one.changes_sealed(receipt)] == ["b"]
+    assert [change["k"] for change in counting_member.changes_sealed(receipt)] == ["b"]
 
 
-def test_a_batch_of_late_rows_alone_changes_nothing(tmp_path: Path) -> None:
+def test_a_batch_of_only_late_rows_puts_nothing(tmp_path: Path) -> None:
     """A batch of only late rows seals and puts nothing, but reports its rows."""
     kind = pa.timestamp("us")
     output, receipt = member(tmp_path, kind).answer(rows_of(("a", 5), ("b", 6), schema=events(kind)))
@@ -80,7 +84,7 @@ def test_a_batch_of_late_rows_alone_changes_nothing(tmp_path: Path) -> None:
     assert (receipt.rows, receipt.late_rows, receipt.event_time_max_ms) == (2, 2, 0)
 
 
-def test_before_any_watermark_only_rows_of_1970_and_before_are_late(tmp_path: Path) -> None:
+def test_before_the_first_watermark_rows_up_to_1970_are_late(tmp_path: Path) -> None:
     """Before the first watermark, rows with a time of at most 0 are late, as in Spark."""
     kind = pa.timestamp("ms")
     _, receipt = member(tmp_path, kind, None).answer(rows_of(("a", 0), ("a", 1), ("b", -1), schema=events(kind)))
@@ -90,16 +94,16 @@ def test_before_any_watermark_only_rows_of_1970_and_before_are_late(tmp_path: Pa
 def test_without_a_watermark_no_row_is_late(tmp_path: Path) -> None:
     """Without a watermark column, no row is dropped, and no event time is reported."""
     kind = pa.timestamp("ms")
-    one = Member(tmp_path, aggregate(rows=count()), events(kind), late_watermark_ms=WATERMARK_MS)
-    _, receipt = one.answer(rows_of(("a", 0), schema=events(kind)))
+    counting_member = Member(tmp_path, aggregate(rows=count()), events(kind), late_watermark_ms=WATERMARK_MS)
+    _, receipt = counting_member.answer(rows_of(("a", 0), schema=events(kind)))
     assert (receipt.rows, receipt.late_rows, receipt.event_time_max_ms) == (1, 0, None)
 
 
-def test_a_receipt_tells_times_through_json() -> None:
+def test_a_receipt_keeps_its_times_through_json() -> None:
     """A receipt keeps its times and counts through JSON."""
     part = Part(3, 0, 10, 7, 1, timer_ms=5_000)
-    told = Receipt(
+    receipt = Receipt(
         "totals", 0, "1-aa", 1, "m", "1", late_rows=2, timers_fired=3, expired=4, event_time_max_ms=-1,
         parts=(part, Part(4, 10, 5, 8, 1)),
     )  # fmt: skip
-    assert Receipt.from_json(told.to_json()) == told
+    assert Receipt.from_json(receipt.to_json()) == receipt

@@ -46,7 +46,7 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
     return Listings(monkeypatch)
 
 
-def test_a_census_of_many_copies_lists_no_more_than_one_of_a_few(tmp_path: Path, listings: Listings) -> None:
+def test_a_census_lists_folders_as_often_for_many_copies_as_for_few(tmp_path: Path, listings: Listings) -> None:
     """A census and a scrub of many copies list folders as often as those of a few."""
     home, counts = home_of("memory://listed", tmp_path), []
     stacks = folder_of(home, "1").stacks("totals")
@@ -89,7 +89,7 @@ def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
 
 
 @pytest.mark.long
-def test_upkeep_of_many_copies_lists_no_more_than_that_of_a_few(tmp_path: Path, listings: Listings) -> None:
+def test_upkeep_lists_folders_as_often_for_many_copies_as_for_few(tmp_path: Path, listings: Listings) -> None:
     """Upkeep that creates copies (64 at a time), follows the log, takes snapshots or drops copies lists folders as
     often for many copies as for a few.
     """

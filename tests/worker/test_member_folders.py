@@ -20,9 +20,9 @@ from tests.kit.state.drawn_records import cut_to_last
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
 
-def test_every_setting_of_the_store_is_passed_on() -> None:
+def test_the_store_gets_every_store_setting() -> None:
     """Each store option except four constants has a setting with the same default, and gets its value."""
-    said = Settings(
+    settings = Settings(
         s3_endpoint="http://127.0.0.1:1",
         s3_region="north",
         s3_patience=5,
@@ -33,10 +33,10 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
         gcs_endpoint="http://127.0.0.1:2",
         azure_endpoint="http://127.0.0.1:3/account",
     )
-    options = _by_setting(options_of(said))
+    options = _by_setting(options_of(settings))
     of_stores = sorted(name for name in LINES if name.startswith(("s3_", "root_", "gcs_", "azure_")))
-    assert sorted(options) == sorted(said.given()) == of_stores
-    assert options == said.given()
+    assert sorted(options) == sorted(settings.given()) == of_stores
+    assert options == settings.given()
     unset = StoreOptions()
     assert _by_setting(unset) == {name: LINES[name].default for name in options}
     assert options_of(Settings()) == unset
@@ -53,7 +53,7 @@ def _by_setting(options: StoreOptions) -> dict[str, object]:
     return {**parts, "s3_patience": options.patience_seconds}
 
 
-def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path) -> None:
+def test_the_cached_manifest_is_not_used_for_a_recreated_root(tmp_path: Path) -> None:
     """After a root was deleted and created again, a process does not use the cached manifest of the old log."""
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"k": 1}})
@@ -66,17 +66,17 @@ def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path)
         manifest_at(replace(upkept.home, log_id="begun again"), 1)
 
 
-def test_what_a_record_says_is_not_taken_for_what_the_next_one_says(tmp_path: Path) -> None:
+def test_the_cached_manifest_is_not_used_for_the_next_record(tmp_path: Path) -> None:
     """Only the manifest of the last record is cached, and it is not used for another record."""
     upkept = Upkept(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {1: {"k": version}})
         upkept.log()
-    told = [manifest_at(upkept.home, sequence).entries for sequence in (1, 2, 1)]
-    assert [entry.head.version for entries in told for entry in entries.values()] == [0, 1, 0]
+    manifests = [manifest_at(upkept.home, sequence).entries for sequence in (1, 2, 1)]
+    assert [entry.head.version for entries in manifests for entry in entries.values()] == [0, 1, 0]
 
 
-def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_under_its_number(tmp_path: Path) -> None:
+def test_cached_records_are_not_used_for_a_restored_root(tmp_path: Path) -> None:
     """After a root was restored from a backup, a process does not use cached records that the backup does not have."""
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"k": 1}})
@@ -96,7 +96,7 @@ def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_un
     assert upkept.held(1) == {"k": 3}
 
 
-def test_a_root_is_reached_with_the_options_of_its_query() -> None:
+def test_only_equal_options_share_a_store() -> None:
     """Equal options share a store and its connections. Other options have another store."""
     home = home_of(f"memory://{uuid.uuid4().hex}", Path("unused"))
     other = replace(home, options=replace(home.options, max_attempts=7))

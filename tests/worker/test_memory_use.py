@@ -45,18 +45,20 @@ def group(where: str, version: int, limit: str, used: int, idle: int) -> dict[st
         (group("sys/fs/cgroup/memory", 1, str(300 * MIB), 300 * MIB, 0), 0),
     ],
 )
-def test_what_is_left_is_the_least_of_machine_and_containers(tmp_path: Path, files: dict[str, str], left: int) -> None:
+def test_free_memory_is_the_minimum_of_machine_and_control_groups(
+    tmp_path: Path, files: dict[str, str], left: int
+) -> None:
     """The memory left is the minimum over the machine and its control groups. Cached files count as left."""
     assert memory_use(system(tmp_path, **files)) == (200 * MIB, left * MIB)
 
 
-def test_a_system_that_does_not_tell_is_no_error(tmp_path: Path) -> None:
+def test_a_system_without_memory_files_reports_zero(tmp_path: Path) -> None:
     """On a system without these files, both figures are 0."""
     assert memory_use(tmp_path) == (0, 0)
     assert memory_use(system(tmp_path, **{"proc/self/statm": "what"})) == (0, 0)
 
 
-def test_a_worker_tells_of_itself() -> None:
+def test_a_worker_reports_its_own_memory() -> None:
     """The figures of this process are not 0."""
     taken, left = memory_use()
     assert taken > 10 * MIB

@@ -46,7 +46,7 @@ def rows_in(chunks: pa.Table, column: str = rows_column(0)) -> list[object]:
 
 
 @pytest.mark.parametrize(("limit", "count"), [(1 << 25, 4), (10, 3001)], ids=["small", "large"])
-def test_chunks_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: int, count: int) -> None:
+def test_chunks_have_all_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: int, count: int) -> None:
     """Chunks have all rows in order, also of sliced tables. A result that may be large has chunks of one row."""
     monkeypatch.setattr(result_chunks, "CHUNK_BYTES", limit)
     rows = pa.concat_tables([ROWS.slice(5, 1000), ROWS.slice(1, 2000)])
@@ -68,19 +68,19 @@ def test_chunks_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: i
     ],
     ids=["list", "structs", "map"],
 )
-def test_values_in_lists_count_with_what_spark_adds(values: pa.Array, most: int) -> None:
+def test_the_size_estimate_includes_the_overhead_of_spark(values: pa.Array, most: int) -> None:
     """The size estimate includes what Spark adds: Arrow stores a flag in one bit, and Spark a struct with one in 24
     bytes.
     """
     assert most <= result_chunks._variable_bytes(values) <= 2 * most
 
 
-def test_numbers_of_any_count_are_chunked() -> None:
+def test_fixed_size_columns_count_as_zero_variable_bytes() -> None:
     """Fixed-size columns count as 0 variable bytes, however many values they have."""
     assert result_chunks._variable_bytes(pa.array(range(100_000))) == 0
 
 
-def test_dead_letters_have_chunks_of_their_own() -> None:
+def test_dead_letters_have_separate_chunks() -> None:
     """A chunk has either output rows or dead letters."""
     rows = pa.schema([("n", pa.int64())])
     output = rows.append(letter_field(rows))
@@ -90,14 +90,14 @@ def test_dead_letters_have_chunks_of_their_own() -> None:
     assert [letter["error"] for letter in rows_in(chunks, letters_column(0))] == ["ValueError"]  # type: ignore[index]
 
 
-def test_a_result_without_rows_is_its_receipt() -> None:
+def test_a_result_without_rows_has_only_its_receipt() -> None:
     """A result without rows or without columns has only its receipt."""
     for schema in (NESTED, pa.schema([])):
         chunks = chunked([result_of(schema.empty_table())])
         assert (chunks.num_rows, rows_in(chunks)) == (1, [])
 
 
-def test_chunks_of_several_stores_are_in_columns_of_their_own() -> None:
+def test_each_chunk_has_rows_of_one_store() -> None:
     """Each chunk has rows of one store and the attempt of that store. Each store has a receipt."""
     numbers, texts = pa.schema([("n", pa.int64())]), pa.schema([("t", pa.string()), ("n", pa.int64())])
     output = numbers.append(letter_field(numbers))

@@ -53,7 +53,7 @@ def member(tmp_path: Path) -> Member:
     return Member(tmp_path, kept_last())
 
 
-def test_each_store_has_rows_a_receipt_and_an_object(member: Member) -> None:
+def test_each_store_has_its_own_rows_receipt_and_object(member: Member) -> None:
     """Each store has output rows, a receipt and an object. The receipts add up to all requests to the store."""
     answers = run(member, [kept_last()] * 3)
     assert [rows for rows, _ in answers] == [KEPT] * 3
@@ -80,7 +80,7 @@ def test_a_store_that_fails_fails_alone(member: Member) -> None:
     assert answers[1][1].parts == ()
 
 
-def test_a_store_whose_changes_cannot_be_put_fails_alone(member: Member) -> None:
+def test_a_store_whose_put_fails_fails_alone(member: Member) -> None:
     """If a put fails, only the receipt of its store has the error."""
     second = delta_name(0, member.order().attempt_name((1).to_bytes(16, "big")))
     member.store.script(Fault("unavailable", "put", second))
@@ -91,9 +91,7 @@ def test_a_store_whose_changes_cannot_be_put_fails_alone(member: Member) -> None
     assert len(member.store.inner.list("")) == 2
 
 
-def test_a_store_computes_while_the_changes_of_the_one_before_are_put(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_computes_during_the_put_of_the_previous_one(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """The put of the first store ends only once the second store computes."""
     computes, waited = threading.Event(), list[bool]()
     put = member.store.put_if_absent

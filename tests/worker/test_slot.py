@@ -21,7 +21,7 @@ from riffle_spark.worker.member_folders import folder_of
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
 
-def test_state_goes_on_from_batch_to_batch(member: Member) -> None:
+def test_each_batch_starts_from_the_committed_state(member: Member) -> None:
     """Each batch starts from the state that the previous batch committed."""
     member.feed(rows_of(("a", 1, 0), ("b", 2, 0), ("a", 3, 0)))
     out = member.feed(rows_of(("b", 5, 0), ("c", 1, 0)))
@@ -31,7 +31,7 @@ def test_state_goes_on_from_batch_to_batch(member: Member) -> None:
     ]
 
 
-def test_an_attempt_that_is_not_committed_leaves_no_trace(member: Member) -> None:
+def test_an_uncommitted_attempt_does_not_change_the_state(member: Member) -> None:
     """Repeated attempts start from the same state, until one of them is committed (I2)."""
     member.feed(rows_of(("a", 1, 0)))
     outputs = [member.answer(rows_of(("a", 10, 0))) for _ in range(3)]
@@ -41,7 +41,7 @@ def test_an_attempt_that_is_not_committed_leaves_no_trace(member: Member) -> Non
     assert member.feed(rows_of(("a", 100, 0)))[0]["total"] == 111
 
 
-def test_a_column_that_comes_is_read_from_parts_that_this_process_has_open(tmp_path: Path) -> None:
+def test_open_parts_have_null_in_an_added_column(tmp_path: Path) -> None:
     """After a restart with an additional state column, rows of open parts have null in it."""
     member, seen = Member(tmp_path, kept_last()), list[dict[str, object]]()
 
@@ -56,7 +56,7 @@ def test_a_column_that_comes_is_read_from_parts_that_this_process_has_open(tmp_p
     assert seen == [{"k": "a", "last": 1}, {"k": "a", "last": 1, "more": None}]
 
 
-def test_a_slot_without_rows_answers_with_a_receipt_alone(member: Member) -> None:
+def test_a_slot_without_rows_only_returns_a_receipt(member: Member) -> None:
     """A slot without rows puts nothing, and still returns a receipt."""
     for compute in (member, Member(Path(member.home.local_dir or "") / "f", kept_last())):
         output, receipt = compute.answer(rows_of())
@@ -81,7 +81,7 @@ def _nothing() -> pa.Table:
     return OUTPUT.empty_table()
 
 
-def test_small_changes_are_one_block(member: Member) -> None:
+def test_a_small_delta_is_sealed_as_one_block(member: Member) -> None:
     """A small delta is sealed as one block, which the member also keeps. Every part of the receipt refers to it."""
     member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
     _, receipt = member.answer(rows_of(*((f"k{n}", 1, 0) for n in range(0, 50, 5))))
@@ -96,7 +96,7 @@ def test_small_changes_are_one_block(member: Member) -> None:
     assert sorted(str(row["k"]) for row in member.changes_sealed(receipt)) == sorted(f"k{n}" for n in range(0, 50, 5))
 
 
-def test_one_object_holds_a_part_a_key_group(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_has_one_part_per_key_group(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """A delta has one part per key-group, in ascending order, with the new state of changed keys only."""
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: makes parts of few rows
     member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
@@ -123,7 +123,7 @@ def test_deleted_keys_are_sealed_as_deleted(tmp_path: Path, nullable: bool) -> N
     assert member.feed(rows_of(("b", 9, 0)), executor="third") == [{"k": "b", "last": 9}]
 
 
-def test_declared_order_decides_what_is_last(tmp_path: Path) -> None:
+def test_rows_of_a_key_are_sorted_by_the_order_columns(tmp_path: Path) -> None:
     """The rows of a key are sorted by the order columns. Ties and rows without order columns keep their order of
     arrival.
     """
@@ -134,7 +134,7 @@ def test_declared_order_decides_what_is_last(tmp_path: Path) -> None:
     assert Member(tmp_path / "both", kept_last(), order_by=("at", "v")).feed(again) == [{"k": "a", "last": 3}]
 
 
-def test_a_null_order_column_comes_last(tmp_path: Path) -> None:
+def test_a_null_in_an_order_column_sorts_last(tmp_path: Path) -> None:
     """A null in an order column sorts last, also in a field of a struct."""
     rows = rows_of(("a", 1, None), ("a", 2, 10), ("b", 3, 20), ("b", 4, 10))
     in_struct = rows.set_column(2, "at", pa.StructArray.from_arrays([rows["at"].combine_chunks()], names=["field"]))
@@ -151,7 +151,7 @@ def test_only_the_needed_columns_reach_a_slot(tmp_path: Path) -> None:
     assert Member(tmp_path, kept_last()).operator.rows.names == ["k", "v", "at"]
 
 
-def test_keys_of_several_columns_with_nulls_are_told_apart(tmp_path: Path) -> None:
+def test_nulls_in_key_columns_are_distinct(tmp_path: Path) -> None:
     """Nulls in key columns are distinct from empty values, and from nulls of other columns."""
     schema = pa.schema([("a", pa.string()), ("b", pa.int32()), ("v", pa.int64())])
     member = Member(tmp_path, aggregate(n=count()), schema, key=("a", "b"))
@@ -163,7 +163,7 @@ def test_keys_of_several_columns_with_nulls_are_told_apart(tmp_path: Path) -> No
     }  # fmt: skip
 
 
-def test_long_keys_and_a_value_of_10_mb(tmp_path: Path) -> None:
+def test_long_keys_and_a_value_of_10_mb_are_read_back(tmp_path: Path) -> None:
     """Very long keys and a value of 10 MB are read back, from the local copy and after a restore."""
     state = pa.schema([("last", pa.large_binary())])
     output = pa.schema([("k", pa.string()), ("size", pa.int64())])
@@ -203,7 +203,7 @@ class Remember:
         return Update(OUTPUT.empty_table(), everything, state, everything[:0])
 
 
-def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path) -> None:
+def test_a_function_gets_keys_state_and_the_time_of_the_batch(tmp_path: Path) -> None:
     """Each code refers to the key of its row, state is aligned with the keys, and times are those of the batch."""
     compute = Remember()
     member = Member(tmp_path, compute)
@@ -219,19 +219,19 @@ def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path
     assert last.rows.column_names == ROWS.names
 
 
-def test_parts_that_one_member_reads_lie_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_that_a_standby_follows_are_one_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts that a standby follows are one range of the object. The other parts precede them in ascending order."""
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: makes parts of few rows
     kept = dict.fromkeys(range(0, TOTAL, 3), ("standby",))
     member = Member(tmp_path, kept_last(), followed_by=kept)
     _, receipt = member.answer(rows_of(*((f"k{n}", n, 0) for n in range(200))))
-    found = [part.key_group for part in receipt.parts]
-    assert sorted(found) == list(range(TOTAL))
-    assert found == [kg for kg in range(TOTAL) if kg not in kept] + sorted(kept)
+    key_groups = [part.key_group for part in receipt.parts]
+    assert sorted(key_groups) == list(range(TOTAL))
+    assert key_groups == [kg for kg in range(TOTAL) if kg not in kept] + sorted(kept)
     assert len(member.changes_sealed(receipt)) == 200
 
 
-def test_a_slot_without_its_copies_stops_where_a_standby_has_them(tmp_path: Path) -> None:
+def test_a_slot_without_its_copies_is_misplaced_if_a_standby_has_them(tmp_path: Path) -> None:
     """A slot without its copies fails as misplaced if a standby has them. It lists the key-groups, and neither seals
     nor fetches. Without a standby it fetches the copies.
     """
@@ -253,7 +253,7 @@ def test_a_slot_without_its_copies_stops_where_a_standby_has_them(tmp_path: Path
     assert (receipt.error, receipt.restores, output.num_rows) == (None, 1, 1)
 
 
-def test_a_slot_that_is_to_be_its_own_standby_fetches(tmp_path: Path) -> None:
+def test_a_slot_on_the_standby_itself_fetches_missing_copies(tmp_path: Path) -> None:
     """A slot on the standby itself fetches the missing copies."""
     member = Member(tmp_path, kept_last())
     member.feed(rows_of(("k1", 1, 0)))
@@ -265,7 +265,7 @@ def test_a_slot_that_is_to_be_its_own_standby_fetches(tmp_path: Path) -> None:
     assert (receipt.error, receipt.member, receipt.restores) == (None, itself, 1)
 
 
-def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
+def test_rows_are_counted_by_key_group_and_input_partition(tmp_path: Path) -> None:
     """A receipt counts rows per key-group and input partition. Without the partition column it counts none."""
     member = Member(tmp_path, kept_last(), read_by="at")
     rows = rows_of(*((f"k{n}", n, n % 3) for n in range(90)))
@@ -281,7 +281,7 @@ def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
 @pytest.mark.parametrize("is_function", [False, True])
-def test_zeros_are_one_key_in_what_is_given_out_and_kept(tmp_path: Path, kind: pa.DataType, is_function: bool) -> None:
+def test_negative_zero_becomes_zero_in_output_and_state(tmp_path: Path, kind: pa.DataType, is_function: bool) -> None:
     """-0.0 becomes 0.0 in output and state, as in Spark. So a sink sees one key, not two."""
     rows, state = pa.schema([("k", kind), ("v", pa.int64())]), pa.schema([("n", pa.int64())])
 

@@ -51,7 +51,7 @@ def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member,
     assert (error[0], error[-1]) == ("ConfigError", "RIFFLE-0482")
 
 
-def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: Path) -> None:
+def test_the_error_of_a_function_has_its_traceback_and_key_group(tmp_path: Path) -> None:
     """The receipt has the traceback, the key-group and the store. Nothing is sealed."""
 
     def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -67,7 +67,7 @@ def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"),
+    ("returned", "expected_problem"),
     [
         ((OUTPUT.empty_table(), pa.table({"k": ["b"], "last": [1]})), "'k': 'b'"),
         ((OUTPUT.empty_table(), pa.table({"k": ["a"], "last": ["text"]})), "declared columns"),
@@ -76,16 +76,18 @@ def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: P
         (("x", "y"), "not a pyarrow.Table"),
     ],
 )
-def test_a_function_that_breaks_its_declaration_fails_the_batch(tmp_path: Path, returned: object, told: str) -> None:
+def test_a_function_that_breaks_its_declaration_fails_the_batch(
+    tmp_path: Path, returned: object, expected_problem: str
+) -> None:
     """A returned table with unknown keys, repeated keys or another schema is refused before anything is sealed."""
     member = Member(tmp_path, arrow_function(lambda *_: returned, state=STATE, output=OUTPUT))
     kind, problem, remedy, *_ = member.refused(rows_of(("a", 1, 0)))
     assert kind == "UserFunctionError"
-    assert told in problem
+    assert expected_problem in problem
     assert remedy
 
 
-def test_a_store_that_is_away_is_answered_as_such(member: Member) -> None:
+def test_an_unavailable_store_ends_the_attempt(member: Member) -> None:
     """A failed put ends the attempt with UnavailableError. The next attempt starts from the same state."""
     member.feed(rows_of(("a", 1, 0)))
     member.store.script(Fault("unavailable", "put", "delta/"))
@@ -93,7 +95,7 @@ def test_a_store_that_is_away_is_answered_as_such(member: Member) -> None:
     assert member.feed(rows_of(("a", 1, 0)))[0]["total"] == 2
 
 
-def test_a_put_that_was_answered_twice_is_one_object(member: Member) -> None:
+def test_a_put_of_an_existing_object_succeeds(member: Member) -> None:
     """A put of an existing object succeeds, because names of attempts are unique."""
     member.feed(rows_of(("a", 1, 0)))
     order = member.order()
@@ -102,7 +104,7 @@ def test_a_put_that_was_answered_twice_is_one_object(member: Member) -> None:
     assert member.answer(rows_of(("a", 1, 0)))[1].error is None
 
 
-def test_a_copy_beyond_the_base_stops_the_attempt(member: Member) -> None:
+def test_a_late_attempt_of_an_older_batch_ends_with_out_of_date(member: Member) -> None:
     """A late attempt of an older batch ends with OutOfDate."""
     member.feed(rows_of(("a", 1, 0)))
     old = member.entries
@@ -113,7 +115,7 @@ def test_a_copy_beyond_the_base_stops_the_attempt(member: Member) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 20_000])
-def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: bytes) -> None:
+def test_a_slot_restores_a_damaged_copy_and_continues(member: Member, damage: bytes) -> None:
     """The slot restores a damaged copy and continues."""
     member.feed(rows_of(("a", 1, 0)))
     member.feed(rows_of(("a", 1, 0)))
@@ -124,7 +126,7 @@ def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: byt
     assert receipt.restores == 1
 
 
-def test_what_is_damaged_before_it_is_merged_is_not_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_detects_a_file_damaged_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file is damaged between a slot's answer and its merge, the merge finds it, and rows stay correct."""
     monkeypatch.setattr(whole_groups, "_ROWS_MIN", 10**6)  # whole deltas leave nothing to merge
     member, keys = Member(tmp_path, aggregate(total=count())), [(f"k{n}", 1, 0) for n in range(4000)]
@@ -147,7 +149,7 @@ def test_what_is_damaged_before_it_is_merged_is_not_merged(tmp_path: Path, monke
     assert list(Path(member.home.local_dir or "").glob("*/*/fetched/*.block")), "something was merged"
 
 
-def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_with_a_remedy(member: Member, tmp_path: Path) -> None:
     """If its folder cannot be created, a slot returns a receipt with the place and the remedy."""
     (tmp_path / "file").write_text("x")
     member.home = member.home.__class__(
@@ -160,7 +162,7 @@ def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_pa
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_disk_without_any_room_is_answered_as_such(tmp_path: Path, begun: bool) -> None:
+def test_a_full_disk_is_a_local_disk_error(tmp_path: Path, begun: bool) -> None:
     """If the disk has no space for a new or growing copy, the slot returns LocalDiskError, and its process continues.
     The slot succeeds once there is space.
     """
@@ -192,16 +194,16 @@ def filled_up(folder: Path, begun: bool) -> None:
         member.feed(rows)
 
 
-def in_another_process(work: Callable[..., None], *given: object) -> int | None:
+def in_another_process(work: Callable[..., None], *arguments: object) -> int | None:
     """Run a function in another process and return its exit code."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=given)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
     process.start()
     process.join(60)
     return process.exitcode
 
 
 @pytest.mark.long
-def test_rows_beyond_a_workers_memory_are_refused_with_what_to_change(tmp_path: Path) -> None:
+def test_rows_beyond_the_memory_of_a_worker_are_a_config_error(tmp_path: Path) -> None:
     """If a worker gets no more memory, it returns a ConfigError that names the settings, and seals nothing."""
     context = multiprocessing.get_context("spawn")
     asking, answering = context.Pipe(duplex=False)

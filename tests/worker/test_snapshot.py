@@ -38,7 +38,7 @@ def taken(member: Member, due: Sequence[SnapshotOrder], executor: str = "1") -> 
 
 def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
     """Check the snapshots of a receipt and return their rows."""
-    found: dict[str, int] = {}
+    snapshot_rows: dict[str, int] = {}
     for store, key_group, snapshot in receipt.snapshots:
         name = paths.snapshot_name(store, key_group, snapshot.id)
         data = member.store.inner.get(name)
@@ -47,11 +47,11 @@ def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
         table = part_codec.decode(data, snapshot.checksum, name)
         assert table.num_rows == snapshot.rows
         assert snapshot.head in [link.head for link in member.entries[key_group].chain]
-        found |= dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))
-    return found
+        snapshot_rows |= dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))
+    return snapshot_rows
 
 
-def test_a_snapshot_holds_the_key_group_at_its_head(member: Member) -> None:
+def test_a_snapshot_has_the_state_at_its_head(member: Member) -> None:
     """Each snapshot takes one put, has a unique id and holds the state at its head."""
     receipt = taken(member, orders(member))
     assert receipt.errors == ()
@@ -60,12 +60,12 @@ def test_a_snapshot_holds_the_key_group_at_its_head(member: Member) -> None:
     assert {snapshot.head.version for _, _, snapshot in receipt.snapshots} == {2}
 
 
-def test_a_member_without_a_copy_restores_one_first(member: Member) -> None:
+def test_a_member_without_a_copy_restores_it_before_a_snapshot(member: Member) -> None:
     """A member without a copy restores it and takes the snapshot."""
     assert rows(member, taken(member, orders(member), "another")) == {"a": 3, "b": 3, "c": 3}
 
 
-def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
+def test_a_late_order_takes_a_snapshot_of_the_newer_state(member: Member) -> None:
     """A late order takes a snapshot of the newer committed state, with the head of that state."""
     late = orders(member)
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
@@ -89,19 +89,19 @@ def test_a_snapshot_of_a_single_delta_holds_no_deleted_rows(tmp_path: Path) -> N
     assert sum(snapshot.rows for _, _, snapshot in receipt.snapshots) == 1
 
 
-@pytest.mark.parametrize("how", ["gone", "a byte"])
-def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) -> None:
+@pytest.mark.parametrize("how", ["emptied", "flipped byte"])
+def test_a_damaged_copy_is_restored_before_its_snapshot(member: Member, how: str) -> None:
     """A damaged copy is restored before its snapshot is taken."""
     for file in Path(member.home.local_dir or "").glob("*/*/sealed/*"):
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
-        file.write_bytes(b"" if how == "gone" else data)
+        file.write_bytes(b"" if how == "emptied" else data)
     receipt = taken(member, orders(member))
     assert receipt.errors == ()
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
 
 
-def test_an_error_that_nobody_foresaw_is_told_like_any_other(member: Member) -> None:
+def test_an_unexpected_error_of_one_snapshot_is_in_the_receipt(member: Member) -> None:
     """If the snapshot of one key-group raises any error, the receipt has it, and the other snapshots are taken."""
     first, *others = orders(member)
     receipt = taken(member, [replace(first, entry=None), *others])  # type: ignore[arg-type]

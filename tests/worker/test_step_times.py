@@ -63,7 +63,7 @@ def long_steps(receipt: Receipt) -> dict[str, int]:
     return {name: int(seconds // LONG) for name, seconds in receipt.seconds.items() if seconds >= LONG}
 
 
-def test_a_slow_function_shows_as_user_code(tmp_path: Path, clock: Clock) -> None:
+def test_the_time_of_a_function_counts_as_user(tmp_path: Path, clock: Clock) -> None:
     """The time of a user function counts as `user`, for each call."""
     member = Member(tmp_path, arrow_function(clock.around(keep_last), state=STATE, output=OUTPUT))
     _, receipt = member.answer(rows_of(("a", 1, 0), ("b", 2, 0)))
@@ -71,7 +71,7 @@ def test_a_slow_function_shows_as_user_code(tmp_path: Path, clock: Clock) -> Non
     assert sorted(receipt.seconds) == sorted(EVERY)
 
 
-def test_a_slow_put_shows_as_commit_and_a_slow_read_as_state(
+def test_a_slow_put_counts_as_put_and_a_slow_fetch_as_fold(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow put counts as `put`. A slow fetch by another member counts as `fold`."""
@@ -89,7 +89,7 @@ def test_a_slow_put_shows_as_commit_and_a_slow_read_as_state(
     assert long_steps(receipt) == {"fold": 1}
 
 
-def test_a_function_that_fails_late_shows_as_user_code_too(tmp_path: Path, clock: Clock) -> None:
+def test_the_receipt_of_a_failed_slot_has_the_time_of_the_function(tmp_path: Path, clock: Clock) -> None:
     """The receipt of a failed slot has the time of the user function."""
 
     def fail(_rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -105,9 +105,9 @@ def test_a_function_that_fails_late_shows_as_user_code_too(tmp_path: Path, clock
 def test_the_report_sums_steps_by_executor() -> None:
     """The report sums the steps of all slots of an executor, also of slots that did not complete."""
     seconds = dict(zip(EVERY, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), strict=True))
-    one = Receipt("totals", 0, "1-a", 0, "m", "1", seconds=seconds)
-    early = replace(one, slot=1, seconds={"touch": 0.5})
-    other = replace(one, slot=2, executor="2")
+    first = Receipt("totals", 0, "1-a", 0, "m", "1", seconds=seconds)
+    early = replace(first, slot=1, seconds={"touch": 0.5})
+    other = replace(first, slot=2, executor="2")
     whole = {"decode": 1.0, "user_code": 16.0, "state": 14.0, "commit": 96.0}
-    steps = sums_of_receipts([one, early, other])["executor_steps"]
+    steps = sums_of_receipts([first, early, other])["executor_steps"]
     assert steps == {"1": {**whole, "decode": 1.5}, "2": whole}

@@ -24,7 +24,7 @@ HASHES = st.one_of(st.integers(0, 3), st.integers(2**64 - 4, 2**64 - 1), st.inte
 
 
 @given(arrays.arrays(np.uint64, st.integers(0, 40), elements=HASHES), st.data())
-def test_keys_are_in_the_order_of_group_and_hash(hashes: npt.NDArray[np.uint64], data: st.DataObject) -> None:
+def test_keys_are_sorted_by_key_group_and_hash(hashes: npt.NDArray[np.uint64], data: st.DataObject) -> None:
     """Keys are sorted by key-group and hash, also if hashes differ only in the lowest bits."""
     groups = data.draw(arrays.arrays(np.int32, len(hashes), elements=st.sampled_from([0, 1, 7, 32_767])))
     order = _sort_by_group_and_hash(groups, hashes)
@@ -62,7 +62,7 @@ def other_key_groups(order: Order, rows: pa.Table) -> Store:
 @pytest.mark.parametrize(
     ("change", "shares"), [(other_values, True), (fewer_rows, False), (other_key, False), (other_key_groups, False)]
 )
-def test_stores_share_their_keys_if_they_are_the_same(
+def test_stores_share_equal_touched_keys(
     tmp_path: Path, change: Callable[[Order, pa.Table], Store], shares: bool
 ) -> None:
     """Stores share the touched keys if these are equal. The result equals that of a single store."""
@@ -71,13 +71,13 @@ def test_stores_share_their_keys_if_they_are_the_same(
     keys = KeysOfStores()
     first = keys.find(order, 0, rows)
     other, other_rows = change(order, rows)
-    found = keys.find(other, 0, other_rows)
-    assert (found is first) == shares
-    assert_same(found, find_touched_keys(other, 0, other_rows))
+    touched_keys = keys.find(other, 0, other_rows)
+    assert (touched_keys is first) == shares
+    assert_same(touched_keys, find_touched_keys(other, 0, other_rows))
     assert_same(keys.find(order, 0, rows), first)
 
 
-def test_a_key_group_of_another_slot_is_refused_also_after_a_store_that_has_it(tmp_path: Path) -> None:
+def test_a_key_group_of_another_slot_is_refused(tmp_path: Path) -> None:
     """A key-group of another slot is refused, also after a store that has it."""
     order = Member(tmp_path, kept_last()).order()
     rows = routed(order, ROWS)[0]
@@ -88,9 +88,9 @@ def test_a_key_group_of_another_slot_is_refused_also_after_a_store_that_has_it(t
         keys.find(replace(order, slots={0: own}), 0, rows)
 
 
-def assert_same(found: TouchedKeys, expected: TouchedKeys) -> None:
+def assert_same(actual: TouchedKeys, expected: TouchedKeys) -> None:
     """Check that all arrays are equal."""
-    assert found.keys.equals(expected.keys)
-    assert found.spans == expected.spans
+    assert actual.keys.equals(expected.keys)
+    assert actual.spans == expected.spans
     for name in ("hashes", "key_groups", "codes"):
-        assert np.array_equal(getattr(found, name), getattr(expected, name))
+        assert np.array_equal(getattr(actual, name), getattr(expected, name))

@@ -39,7 +39,7 @@ def merge(stacks: Stacks, before: Stack | None) -> None:
     assert stacks.replace(1, before, Stack(before.head, (part._replace(file=stacks.relative_name(path)),)))
 
 
-def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path) -> None:
+def test_a_slot_keeps_the_deltas_that_upkeep_fetched(tmp_path: Path) -> None:
     """A slot keeps the deltas that upkeep fetched, before they are in a stack."""
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"a": 0}, 2: {f"k{n}": n for n in range(500)}})
@@ -55,7 +55,7 @@ def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path)
     assert upkept.run(follows=upkept.follows()).restores == 0
 
 
-def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> None:
+def test_a_slot_keeps_the_deltas_of_the_restore_of_another_slot(tmp_path: Path) -> None:
     """A slot keeps the deltas that another slot fetched, while that slot still fetches snapshots. The next batch
     restores nothing.
     """
@@ -76,7 +76,7 @@ def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> 
     assert place.bring().restores == 0
 
 
-def test_a_stack_that_is_merged_while_it_is_looked_at_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_merged_during_its_check_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a merge replaces the parts of a stack during a check of them, the copy is not reported as damaged."""
     place = Place(tmp_path)
     place.seal(0, {1: {"a": 1}})
@@ -99,7 +99,7 @@ def test_a_stack_that_is_merged_while_it_is_looked_at_stays(tmp_path: Path, monk
     assert place.bring().restores == 0
 
 
-def test_what_is_merged_to_a_full_disk_leaves_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_fails_on_a_full_disk_removes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge that fails on a full disk removes its unfinished file."""
     place = Place(tmp_path)
     for version in range(3):
@@ -120,9 +120,7 @@ def test_what_is_merged_to_a_full_disk_leaves_nothing_there(tmp_path: Path, monk
     assert place.bring().restores == 0
 
 
-def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_retries_while_its_stack_is_merged_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If another process merges a stack again and again while a slot opens it, the slot tries again and restores
     nothing.
     """
@@ -146,7 +144,7 @@ def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
     assert left == 0
 
 
-def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_path: Path) -> None:
+def test_a_restore_overtaken_by_another_process_leaves_no_file(tmp_path: Path) -> None:
     """If another process completes a copy during a restore, the restore leaves no unlisted file."""
     place = Place(tmp_path)
     overtaken_in_a_restore(place, lambda: place.keeper().advance(place.entries))
@@ -154,7 +152,7 @@ def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_pat
     assert place.bring().restores == 0
 
 
-def test_upkeep_that_comes_second_counts_no_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upkeep_overtaken_by_a_slot_counts_no_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a slot completes a copy first, upkeep deletes its own one and counts no restore."""
     upkept = Upkept(tmp_path)
     for version in range(2):
@@ -174,7 +172,7 @@ def test_upkeep_that_comes_second_counts_no_restore(tmp_path: Path, monkeypatch:
     assert upkept.is_warm(receipt)
 
 
-def test_a_slot_that_drops_a_damaged_copy_leaves_what_another_one_fetches(tmp_path: Path) -> None:
+def test_dropping_a_damaged_copy_keeps_the_fetches_of_another_slot(tmp_path: Path) -> None:
     """If two attempts restore a copy and the first one is damaged, the second one continues, and no unlisted file is
     left.
     """

@@ -70,7 +70,7 @@ def progress(receipt: UpkeepReceipt, key_group: int = 1) -> tuple[int, int]:
     return next((fetched, total) for _, kg, fetched, total in receipt.unfinished if kg == key_group)
 
 
-def test_a_large_snapshot_is_got_over_several_pieces(upkept: Upkept) -> None:
+def test_a_large_snapshot_is_fetched_in_several_pieces(upkept: Upkept) -> None:
     """Each piece of upkeep fetches at most its bytes, and no byte is fetched twice."""
     size, fetched = snapshot(upkept).length, 0
     follows = upkept.follows({1: upkept.place.entries[1]})
@@ -86,7 +86,7 @@ def test_a_large_snapshot_is_got_over_several_pieces(upkept: Upkept) -> None:
     assert upkept.incoming() == []
 
 
-def test_no_bytes_are_fetched_where_none_are_allowed(upkept: Upkept) -> None:
+def test_fetch_bytes_of_zero_fetches_nothing(upkept: Upkept) -> None:
     """With `fetch_bytes = 0` nothing is fetched, and the receipt has the bytes to fetch."""
     receipt = upkept.run(fetch_bytes=0)
     assert (receipt.requests, receipt.snapshot_bytes, receipt.delta_bytes) == ({}, 0, 0)
@@ -95,7 +95,7 @@ def test_no_bytes_are_fetched_where_none_are_allowed(upkept: Upkept) -> None:
     assert progress(receipt, 2) == (0, entries[2].chain_bytes)
 
 
-def test_another_executor_goes_on_with_what_one_has_fetched(upkept: Upkept) -> None:
+def test_the_next_owner_continues_a_partly_fetched_snapshot(upkept: Upkept) -> None:
     """The next owner of a folder continues a partly fetched snapshot."""
     first = upkept.run(follows=upkept.follows({1: upkept.place.entries[1]}), fetch_bytes=5 * RANGE)
     before = upkept.folder().path
@@ -105,7 +105,7 @@ def test_another_executor_goes_on_with_what_one_has_fetched(upkept: Upkept) -> N
     assert upkept.held(1, "2") == upkept.place.wanted[1]
 
 
-def test_what_came_of_an_older_snapshot_goes(upkept: Upkept) -> None:
+def test_an_outdated_partly_fetched_snapshot_is_deleted(upkept: Upkept) -> None:
     """A partly fetched snapshot is deleted when there is a newer one, when its copy is dropped, or when the copy
     exists.
     """
@@ -120,7 +120,7 @@ def test_what_came_of_an_older_snapshot_goes(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None:
+def test_a_snapshot_that_changed_on_disk_is_fetched_again(upkept: Upkept) -> None:
     """A fetched snapshot that changed on disk is deleted and fetched again. The error does not name the object."""
     follows = upkept.follows({1: upkept.place.entries[1]})
     upkept.run(follows=follows, fetch_bytes=5 * RANGE)
@@ -134,7 +134,7 @@ def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None
 
 
 @pytest.mark.parametrize("fetch_bytes", [None, 5 * RANGE])
-def test_a_snapshot_that_is_altered_in_the_store_is_named(upkept: Upkept, fetch_bytes: int | None) -> None:
+def test_the_error_names_a_snapshot_that_is_altered_in_the_store(upkept: Upkept, fetch_bytes: int | None) -> None:
     """The error names a snapshot that is altered in the store, also if it was fetched in several pieces."""
     name = paths.snapshot_name(STORE, 1, snapshot(upkept).id)
     data = upkept.store.inner.get(name) or b""
@@ -150,9 +150,7 @@ def test_a_snapshot_that_is_altered_in_the_store_is_named(upkept: Upkept, fetch_
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
 
 
-def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
-    upkept: Upkept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_for_a_short_file_names_the_disk(upkept: Upkept, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file is shorter than what was written, the error names the disk and not the object."""
     replace, left = Path.replace, [1]
 
@@ -172,7 +170,7 @@ def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
 
 
 @pytest.mark.parametrize("kind", ["flipped", "missing"])
-def test_a_range_that_fails_is_got_again(upkept: Upkept, kind: str) -> None:
+def test_a_failed_fetch_is_repeated_and_keeps_the_fetched_bytes(upkept: Upkept, kind: str) -> None:
     """A failed fetch of one copy does not stop the others. The bytes that were fetched before are kept, except for
     damaged ones.
     """
@@ -191,7 +189,7 @@ def test_a_range_that_fails_is_got_again(upkept: Upkept, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "missing"])
-def test_a_delta_that_fails_holds_its_copies_up_and_no_others(upkept: Upkept, kind: str) -> None:
+def test_a_failed_delta_stops_only_the_copies_that_need_it(upkept: Upkept, kind: str) -> None:
     """A failed delta stops only the copies that need it. The next piece of upkeep continues them."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
@@ -207,7 +205,7 @@ def test_a_delta_that_fails_holds_its_copies_up_and_no_others(upkept: Upkept, ki
     assert upkept.is_warm(upkept.run())
 
 
-def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_others(
+def test_a_delta_lost_by_the_disk_stops_only_copies_that_need_it(
     upkept: Upkept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the disk loses a delta that was written, only the copies that need it stop."""
@@ -232,7 +230,7 @@ def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_other
     assert upkept.is_warm(upkept.run())
 
 
-def test_one_damaged_part_fails_its_own_key_group(upkept: Upkept) -> None:
+def test_a_damaged_part_stops_only_its_key_group(upkept: Upkept) -> None:
     """A damaged part stops only its key-group, although one get fetches the parts of all."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2, 3)})
@@ -243,7 +241,7 @@ def test_one_damaged_part_fails_its_own_key_group(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def test_no_copy_is_begun_on_a_disk_that_is_too_full(upkept: Upkept) -> None:
+def test_no_copy_is_created_on_a_disk_above_its_limit(upkept: Upkept) -> None:
     """On a disk above its limit no copy is created, with one error that names the remedy. Existing copies follow the
     log.
     """
@@ -290,15 +288,15 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     run_upkeep(order, "1")
 
 
-def in_another_process(work: Callable[..., None], *given: object) -> int | None:
+def in_another_process(work: Callable[..., None], *arguments: object) -> int | None:
     """Run a function in another process and return its exit code."""
-    process = SPAWN.Process(target=work, args=given)
+    process = SPAWN.Process(target=work, args=arguments)
     process.start()
     process.join(60)
     return process.exitcode
 
 
-def test_a_process_goes_on_where_a_dead_one_stopped(tmp_path: Path) -> None:
+def test_upkeep_continues_a_snapshot_of_an_ended_process(tmp_path: Path) -> None:
     """Upkeep continues a snapshot that an ended process fetched in part."""
     upkept, order = committed(tmp_path)
     assert in_another_process(died, order, tmp_path / "root", 7) == 9
@@ -310,7 +308,7 @@ def test_a_process_goes_on_where_a_dead_one_stopped(tmp_path: Path) -> None:
     assert upkept.is_warm(receipt)
 
 
-def test_a_reboot_costs_a_look_and_no_restore(upkept: Upkept) -> None:
+def test_nothing_is_restored_after_a_reboot(upkept: Upkept) -> None:
     """After a reboot, files with a correct checksum are used, and nothing is restored."""
     upkept.run()
     journal_file._states.clear()  # private: as in new processes
@@ -319,7 +317,7 @@ def test_a_reboot_costs_a_look_and_no_restore(upkept: Upkept) -> None:
     assert (upkept.is_warm(receipt), receipt.restores, receipt.snapshot_bytes) == (True, 0, 0)
 
 
-def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
+def test_the_error_names_a_missing_snapshot(upkept: Upkept) -> None:
     """The error names a missing snapshot. With a newer entry, upkeep fetches the newer snapshot."""
     entry = upkept.place.entries[1]
     upkept.store.delete([paths.snapshot_name(STORE, 1, snapshot(upkept).id)])
@@ -330,7 +328,7 @@ def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def test_a_snapshot_that_cannot_be_opened_leaves_no_file(upkept: Upkept) -> None:
+def test_a_snapshot_in_an_unknown_format_leaves_no_file(upkept: Upkept) -> None:
     """A snapshot in an unknown format leaves no file, however often it is fetched."""
     taken, data = snapshot(upkept), b"of a version to come" * 100
     unknown = taken._replace(id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data))
@@ -342,7 +340,9 @@ def test_a_snapshot_that_cannot_be_opened_leaves_no_file(upkept: Upkept) -> None
     assert upkept.strays() == []
 
 
-def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_dropped_while_it_follows_is_reported_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy that is dropped while it follows the log is reported as missing, so that it is restored."""
     monkeypatch.setattr(stack_parts, "_PARTS_MAX", 1)  # private: merges each link at once
     upkept = Upkept(tmp_path)
@@ -361,6 +361,6 @@ def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkey
 
 def stacked(upkept: Upkept, key_group: int) -> Stack:
     """Return the stack of a copy."""
-    found = upkept.folder().stacks(STORE).read(key_group)
-    assert found is not None
-    return found
+    stack = upkept.folder().stacks(STORE).read(key_group)
+    assert stack is not None
+    return stack

@@ -41,7 +41,7 @@ BATCH = st.tuples(
 
 @pytest.mark.parametrize("bytes_max", [1 << 20, 200])
 @given(st.lists(BATCH, max_size=8))
-def test_the_log_lists_the_state_whichever_deltas_are_whole(
+def test_the_log_has_the_state_for_whole_and_partial_deltas(
     tmp_path_factory: pytest.TempPathFactory, bytes_max: int, batches: list[tuple[dict[str, int | None], str]]
 ) -> None:
     """The log has the state of a dictionary, for changes of any size, on two executors of which one is behind."""
@@ -70,7 +70,7 @@ def test_whole_deltas_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @given(st.lists(st.tuples(st.lists(st.sampled_from(KEYS), max_size=24), st.sampled_from("112")), max_size=12))
-def test_copies_that_are_behind_start_again(
+def test_executors_that_missed_batches_output_all_counts(
     tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[list[str], str]]
 ) -> None:
     """Each executor outputs the counts of all batches, whichever batches it missed."""
@@ -81,7 +81,7 @@ def test_copies_that_are_behind_start_again(
         assert {str(row["k"]): row["total"] for row in output} == {k: counts[k] for k in set(keys)}
 
 
-def test_a_batch_that_changes_most_rows_starts_the_chain_again(tmp_path: Path) -> None:
+def test_a_batch_that_changes_most_rows_restarts_the_chain(tmp_path: Path) -> None:
     """A batch that changes most rows makes a chain of one link without a snapshot. A small batch adds a link."""
     member = Member(tmp_path, kept_last())
     for number in range(3):

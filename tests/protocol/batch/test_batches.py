@@ -36,7 +36,7 @@ def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, err
     assert world.state("totals") == {"a": (1, 1)}
 
 
-def test_a_batch_that_never_finds_its_place_ends(world: World) -> None:
+def test_a_batch_whose_slots_stay_misplaced_fails(world: World) -> None:
     """If slots stay misplaced, the batch fails after a number of runs with a remedy. Nothing is committed."""
     with pytest.raises(UnavailableError, match="RIFFLE-0515") as caught:
         world.batch(0, one(1), lambda attempt: _with_error(attempt.run(), "OutOfDate"))
@@ -52,8 +52,8 @@ def test_a_lost_block_never_mixes_attempts(world: World) -> None:
     assert world.delivered("totals") == [{"delivery": "query/0/0", "k": "a", "count": 1, "total": 1}]
 
 
-@pytest.mark.parametrize(("drop", "told"), [(True, "missing"), (False, "not asked for")])
-def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
+@pytest.mark.parametrize(("drop", "expected_problem"), [(True, "missing"), (False, "not asked for")])
+def test_a_missing_or_second_receipt_fails_the_batch(world: World, drop: bool, expected_problem: str) -> None:
     """A slot with no receipt or with two receipts fails the batch."""
 
     def perform(attempt: Attempt) -> pa.Table:
@@ -73,7 +73,7 @@ def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
 
 
 @pytest.mark.parametrize("exact", [2, 0])
-def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
+def test_lost_or_repeated_rows_fail_the_batch(world: World, monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
     """A difference between routed and received rows is checked by an exact count. If rows were lost or repeated, the
     batch fails.
     """
@@ -125,7 +125,7 @@ def test_a_sink_that_raises_commits_nothing(world: World) -> None:
     assert [call.id for call in world.sinks["totals"].calls] == ["query/0/0"] * 2
 
 
-def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None:
+def test_a_possibly_renamed_store_is_a_warning(world: World) -> None:
     """A new store beside one that is no longer declared may be a renamed store. One warning says so, with the batch to
     return to.
     """
@@ -142,7 +142,7 @@ def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None
 
 def _with_error(answer: pa.Table, kind: str) -> pa.Table:
     receipt = Receipt.from_json(answer.column(RECEIPT)[-1].as_py())
-    told = replace(receipt, error=(kind, "a test asked for it", "", "", ""))
+    failed_receipt = replace(receipt, error=(kind, "a test asked for it", "", "", ""))
     place = answer.column_names.index(RECEIPT)
-    column = pa.array([*[None] * (answer.num_rows - 1), told.to_json()], pa.string())
+    column = pa.array([*[None] * (answer.num_rows - 1), failed_receipt.to_json()], pa.string())
     return answer.set_column(place, answer.schema.field(place), column)

@@ -43,7 +43,7 @@ class Heard(RebalanceListener):
 
 
 @pytest.mark.parametrize("standbys", [0, 1])
-def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
+def test_a_drain_completes_between_batches(tmp_path: Path, standbys: int) -> None:
     """Without a batch, a drained member loses all tasks, other members get the copies, and the listener gets each move.
     The next batch restores nothing.
     """
@@ -68,7 +68,7 @@ def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
     world.check_state()
 
 
-def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> None:
+def test_a_lost_member_is_awaited_and_replaced_between_batches(tmp_path: Path) -> None:
     """Without a batch, standbys of a lost member become owners, and the log has the wait. After the wait new standbys
     warm up.
     """
@@ -82,9 +82,9 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     assert {state.id: state.state for state in world.driver.operations.members}[member] == "awaited"
     tail = world.log().tail
     assert tail is not None
-    told = read_requests(tail.orders)
-    assert (tail.kind, [wait.member.id for wait in told.awaited]) == ("orders", [member])
-    assert told.prior_owners == dict.fromkeys(map(task, lost), member)
+    requests = read_requests(tail.orders)
+    assert (tail.kind, [wait.member.id for wait in requests.awaited]) == ("orders", [member])
+    assert requests.prior_owners == dict.fromkeys(map(task, lost), member)
     world.clock.advance(DELAY)
     world.rest(10)
     assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}
@@ -97,7 +97,7 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     world.check_state()
 
 
-def test_who_comes_takes_part_without_a_batch(tmp_path: Path) -> None:
+def test_a_new_member_owns_its_share_between_batches(tmp_path: Path) -> None:
     """Without a batch, a new member warms up and owns its share. The next batch fetches nothing."""
     world = idle(tmp_path, executors=("1", "2"))
     world.cluster.add("3")
@@ -108,7 +108,7 @@ def test_who_comes_takes_part_without_a_batch(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_changed_settings_are_obeyed_without_a_batch(tmp_path: Path) -> None:
+def test_changed_settings_apply_between_batches(tmp_path: Path) -> None:
     """Without a batch, a changed `num_standbys` creates the standbys."""
     world = idle(tmp_path)
     world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 1})
@@ -119,21 +119,21 @@ def test_changed_settings_are_obeyed_without_a_batch(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_where_nothing_is_due_nobody_is_asked(tmp_path: Path) -> None:
+def test_an_idle_query_sends_no_request_and_starts_no_task(tmp_path: Path) -> None:
     """An idle query sends no request and starts no task. Later batches run as usual."""
     world = idle(tmp_path, num_standbys=1)
-    asked: list[str] = []
+    calls: list[str] = []
     upkeep, census = world.cluster.upkeep, world.cluster.census
-    world.cluster.upkeep = lambda orders: asked.append("upkeep") or upkeep(orders)  # type: ignore[method-assign, func-returns-value]
-    world.cluster.census = lambda *told: asked.append("census") or census(*told)  # type: ignore[method-assign, func-returns-value]
+    world.cluster.upkeep = lambda orders: calls.append("upkeep") or upkeep(orders)  # type: ignore[method-assign, func-returns-value]
+    world.cluster.census = lambda *arguments: calls.append("census") or census(*arguments)  # type: ignore[method-assign, func-returns-value]
     sent = dict(world.memory.requests)
     assert world.rest(50, 1000) == [False] * 50
-    assert (world.memory.requests, asked) == (sent, [])
+    assert (world.memory.requests, calls) == (sent, [])
     world.feed()
     world.check_state()
 
 
-def test_right_after_a_batch_its_successor_is_waited_for(tmp_path: Path) -> None:
+def test_frequent_batches_store_operator_requests_in_their_records(tmp_path: Path) -> None:
     """While batches follow each other, requests of operators are stored in the records of batches only."""
     world = idle(tmp_path)
     world.feed()
@@ -146,7 +146,7 @@ def test_right_after_a_batch_its_successor_is_waited_for(tmp_path: Path) -> None
     assert kinds == ["claim", *["batch"] * 6]
 
 
-def test_upkeep_that_failed_is_tried_again_without_a_batch(tmp_path: Path) -> None:
+def test_failed_upkeep_is_repeated_between_batches(tmp_path: Path) -> None:
     """A standby that could not follow the last batch follows the log without another batch, once its executor works."""
     world = idle(tmp_path, num_standbys=1)
     world.cluster.stalled = set(THREE)
@@ -159,7 +159,7 @@ def test_upkeep_that_failed_is_tried_again_without_a_batch(tmp_path: Path) -> No
     assert not any(world.rest(3))
 
 
-def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
+def test_a_record_of_requests_lists_new_snapshots(tmp_path: Path) -> None:
     """A record of operator requests lists the snapshots that were taken, so that they are not deleted as orphans."""
     world = idle(tmp_path, snapshot_chain_links=6, retained_for=0)
     world.start(background := InlineBackground(deferred=True))
@@ -177,7 +177,7 @@ def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_copies_that_were_cleaned_up_stay_away_until_the_next_batch(tmp_path: Path) -> None:
+def test_cleaned_up_copies_stay_absent_until_the_next_batch(tmp_path: Path) -> None:
     """Local copies that an operator removed stay absent until the next batch."""
     world = idle(tmp_path, num_standbys=1)
     world.driver.clean_up()
@@ -189,7 +189,7 @@ def test_copies_that_were_cleaned_up_stay_away_until_the_next_batch(tmp_path: Pa
     world.check_state()
 
 
-def test_a_query_without_a_batch_of_its_own_is_left_alone(tmp_path: Path) -> None:
+def test_nothing_runs_before_the_first_batch_or_after_a_failed_one(tmp_path: Path) -> None:
     """Before the first batch and after a failed one, the query does nothing between batches."""
     world = Elastic(tmp_path)
     assert world.rest(2) == [False, False]
@@ -200,7 +200,7 @@ def test_a_query_without_a_batch_of_its_own_is_left_alone(tmp_path: Path) -> Non
     assert world.rest(2) == [False, False]
 
 
-def test_while_nobody_lives_nothing_is_done(tmp_path: Path) -> None:
+def test_nothing_runs_without_live_executors(tmp_path: Path) -> None:
     """Without live executors the query does nothing. New executors on the old folders own the same key-groups."""
     world = idle(tmp_path)
     owned = world.owned("1")

@@ -65,27 +65,27 @@ class Asking(World):
             self.reports.append(self.batch(len(self.reports), rows))
         return self.reports[-1]
 
-    def asked(self) -> int:
+    def requests_sent(self) -> int:
         """Return the number of requests that driver, slots and upkeep have sent."""
         stores = (self.memory, self.slots_store, self.upkeep_store)
         return sum(sum(store.requests.values()) for store in stores if store is not None)
 
 
 @BOTH_KINDS
-def test_a_steady_batch_puts_what_slots_wrote_and_the_record(tmp_path: Path, operator: Operator) -> None:
+def test_a_batch_sends_one_put_per_slot_and_one_for_the_record(tmp_path: Path, operator: Operator) -> None:
     """A batch sends one put per slot, and one put and one head for the record. The report counts every request."""
     query = Asking(tmp_path, operator)
     query.feed(SETTLED)
     for _ in range(3):
-        before = query.asked()
+        before = query.requests_sent()
         report = query.feed()
         assert report.slots_that_wrote == len(EXECUTORS)
         assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
-        assert (report.upkeep_requests, query.asked() - before) == ({}, sum(report.requests.values()))
+        assert (report.upkeep_requests, query.requests_sent() - before) == ({}, sum(report.requests.values()))
 
 
 @BOTH_KINDS
-def test_a_batch_without_changes_puts_its_record_alone(tmp_path: Path, operator: Operator) -> None:
+def test_a_batch_without_changes_only_puts_its_record(tmp_path: Path, operator: Operator) -> None:
     """A batch without changes only puts its record, whether or not slots had rows before."""
     query = Asking(tmp_path, operator)
     query.feed(SETTLED)
@@ -98,7 +98,7 @@ def test_a_batch_without_changes_puts_its_record_alone(tmp_path: Path, operator:
     ("headers_max", "times"), [pytest.param(1e-9, 2, id="blocks"), pytest.param(math.inf, 1, id="parts")]
 )
 @BOTH_KINDS
-def test_a_standby_gets_what_it_needs_of_a_delta_with_one_get(
+def test_a_standby_fetches_a_delta_with_one_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: Operator, headers_max: float, times: int
 ) -> None:
     """Each member follows each other member with one get per delta. Parts are fetched once, blocks by both other
@@ -116,7 +116,7 @@ def test_a_standby_gets_what_it_needs_of_a_delta_with_one_get(
 
 
 @BOTH_KINDS
-def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Operator) -> None:
+def test_a_snapshot_takes_one_put_and_no_get(tmp_path: Path, operator: Operator) -> None:
     """A snapshot takes one put and no get. Upkeep sends no other request."""
     query = Asking(tmp_path, operator, snapshot_chain_links=4)
     query.feed(SETTLED + 6)
@@ -127,22 +127,22 @@ def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Opera
     assert sum(report.snapshots for report in later) >= KEY_GROUPS
 
 
-def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) -> None:
+def test_an_idle_query_sends_one_put_per_request_and_none_otherwise(tmp_path: Path) -> None:
     """An idle query sends no request. A request of an operator takes one put, which the next report counts. After an
     idle minute it also takes a head of the newest record and a list.
     """
     query = Asking(tmp_path, totals(), num_standbys=1, retained_for=3600)
     query.feed(SETTLED)
     query.rest(3)
-    before = query.asked()
+    before = query.requests_sent()
     query.driver.operations.pin(0, query.driver.ownership.placement.present.owners[task(0)])
     query.rest(3)
-    assert query.asked() - before == 1
+    assert query.requests_sent() - before == 1
     query.rest(100, 60)
-    assert query.asked() - before == 1
+    assert query.requests_sent() - before == 1
     query.driver.operations.unpin(0)
     query.rest(3)
-    assert query.asked() - before == 4
+    assert query.requests_sent() - before == 4
     report = query.feed()
     assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
     read = len(EXECUTORS) * (len(EXECUTORS) - 1)
@@ -150,7 +150,7 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
 
 
 @BOTH_KINDS
-def test_a_cold_restore_gets_a_snapshot_once_and_a_delta_once(tmp_path: Path, operator: Operator) -> None:
+def test_a_cold_restore_sends_one_get_per_snapshot_and_delta(tmp_path: Path, operator: Operator) -> None:
     """A cold restore sends one get per snapshot, one per delta, and two for records, because orders have only the
     newest links.
     """
@@ -177,7 +177,7 @@ the moves of the first assignment. The digest of the previous record adds one or
 """
 
 
-def test_a_record_holds_a_few_bytes_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_takes_a_few_bytes_per_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record lists every chain with a few bytes per link. Names are fixed, because random ones vary in size."""
     chance = random.Random(0)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4))

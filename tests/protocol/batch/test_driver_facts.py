@@ -41,7 +41,7 @@ def expected(world: Elastic) -> list[tuple[str, set[str], set[str]]]:
 
 
 @pytest.mark.parametrize("key_groups", [1, 6])
-def test_positions_name_the_right_members_while_executors_come_and_go(tmp_path: Path, key_groups: int) -> None:
+def test_member_positions_stay_correct_while_executors_join_and_leave(tmp_path: Path, key_groups: int) -> None:
     """A member that joins or leaves shifts the positions of others, also if no key-group moves."""
     world = Elastic(tmp_path, executors=("1", "2"), key_groups=key_groups, num_standbys=1)
     world.feed(2)
@@ -63,7 +63,7 @@ def test_positions_name_the_right_members_while_executors_come_and_go(tmp_path: 
     assert len(seen) > 4
 
 
-def test_executors_that_have_left_leave_no_counters(tmp_path: Path) -> None:
+def test_counters_of_executors_that_left_are_removed(tmp_path: Path) -> None:
     """Executors that have left have no counters, so that the number of counters is bounded."""
     world = Elastic(tmp_path, executors=("1", "2"), scheduled_rebalance_max_delay=0)
     world.feed(2)

@@ -51,7 +51,7 @@ def kept(
     times: int = 1,
     output: Sequence[str] = ("k", "seen"),
     not_null: bool = False,
-    **told: Any,
+    **options: Any,
 ) -> Made:
     """Return a function that makes an operator that counts the rows of a key, and outputs ``times`` the count."""
     columns = pa.schema([pa.field(name, kind, nullable=not not_null) for name, kind in state.items()])
@@ -73,25 +73,25 @@ def kept(
     schema = pa.schema(
         [("k", pa.string()), *((name, pa.string() if name == "j" else pa.int64()) for name in output[1:])]
     )
-    return keyed(arrow_function(call, state=columns, output=schema, **told))
+    return keyed(arrow_function(call, state=columns, output=schema, **options))
 
 
 class Counting(StatefulProcessor):
     """Counts the rows of a key in a variable of the given name and kind."""
 
-    def __init__(self, name: str = "seen", kind: str = "value", field: str = "n long", **told: Any) -> None:
-        self.name, self.kind, self.field, self.told = name, kind, field, told
+    def __init__(self, name: str = "seen", kind: str = "value", field: str = "n long", **options: Any) -> None:
+        self.name, self.kind, self.field, self.options = name, kind, field, options
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the variables."""
-        lives = self.told.get("ttl_ms")
+        lives = self.options.get("ttl_ms")
         if self.kind == "value":
             self.seen: Any = handle.getValueState(self.name, self.field, lives)
         elif self.kind == "list":
             self.seen = handle.getListState(self.name, self.field, lives)
         else:
-            self.seen = handle.getMapState(self.name, self.told.get("map_key", "c string"), self.field, lives)
-        for more in self.told.get("more", ()):
+            self.seen = handle.getMapState(self.name, self.options.get("map_key", "c string"), self.field, lives)
+        for more in self.options.get("more", ()):
             handle.getValueState(more, "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
@@ -105,19 +105,19 @@ class Counting(StatefulProcessor):
                 self.seen.appendValue((1,))
             total = len(list(self.seen.get()))
         else:
-            at = ("c",) if "string" in self.told.get("map_key", "c string") else (1,)
-            total = (self.seen.getValue(at) or (0,))[0] + added
-            self.seen.updateValue(at, (total,))
-        yield Row(k=key[0], seen=total * self.told.get("times", 1))
+            map_key = ("c",) if "string" in self.options.get("map_key", "c string") else (1,)
+            total = (self.seen.getValue(map_key) or (0,))[0] + added
+            self.seen.updateValue(map_key, (total,))
+        yield Row(k=key[0], seen=total * self.options.get("times", 1))
 
 
-def processed(*of: str, key: Sequence[str] = ("k",), time_mode: str = "None", output: str = "", **told: Any) -> Made:
+def processed(*of: str, key: Sequence[str] = ("k",), time_mode: str = "None", output: str = "", **options: Any) -> Made:
     """Return a function that makes an operator of the processor."""
     columns = output or "k string, seen long"
 
     def make() -> Operator:
         declared = transform_with_state(
-            Counting(*of, **told), key=list(key), output=columns, time_mode=time_mode, store="s"
+            Counting(*of, **options), key=list(key), output=columns, time_mode=time_mode, store="s"
         )
         return operator_of("s", declared.key, declared.compute, (), ROWS)
 
@@ -302,8 +302,8 @@ def feed(world: World, version: int, row: Mapping[str, object]) -> list[str]:
 def answered(world: World, store: str = "s") -> dict[str, object]:
     """Return the row of the newest delivery."""
     (row,) = list(world.sinks[store].by_id.values())[-1].to_pylist()
-    found: dict[str, object] = row
-    return found
+    newest_row: dict[str, object] = row
+    return newest_row
 
 
 def edited(world: World, operators: list[Operator], **settings: Any) -> None:
@@ -314,7 +314,7 @@ def edited(world: World, operators: list[Operator], **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
+def test_an_edited_job_continues_with_its_state_or_is_refused(name: str, tmp_path: Path) -> None:
     """A query continues after an edit and the loss of all copies with the expected state, or is refused. A refusal
     changes no object.
     """
@@ -346,7 +346,7 @@ def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [("u", 1_000), ("t", 600_000), ("t", 0)], ids=["column", "longer", "shorter"])
-def test_another_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Path) -> None:
+def test_a_changed_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Path) -> None:
     """State does not depend on the watermark column and delay, as in Spark."""
     world = World(tmp_path, operators=[with_watermark(counted(**TOTAL)(), Watermark("t", 1_000))])
     feed(world, 0, BEFORE)
@@ -355,18 +355,18 @@ def test_another_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Pa
     assert answered(world)["total"] == 8
 
 
-def test_a_store_under_another_name_starts_empty_with_a_warning(tmp_path: Path) -> None:
+def test_a_renamed_store_starts_empty_with_a_warning(tmp_path: Path) -> None:
     """A renamed store starts empty. A warning has both names."""
     world = World(tmp_path, operators=[counted(**TOTAL)()])
     feed(world, 0, BEFORE)
     world.sinks["renamed"] = SimSink()
     edited(world, [operator_of("renamed", ["k"], aggregate(**TOTAL), (), ROWS)])
-    (told,) = feed(world, 1, AFTER)
-    assert told.startswith("[RIFFLE-0810]")
+    (warning,) = feed(world, 1, AFTER)
+    assert warning.startswith("[RIFFLE-0810]")
     assert answered(world, "renamed")["total"] == 3
 
 
-def test_a_column_that_differs_in_case_alone_is_another_where_case_counts(tmp_path: Path) -> None:
+def test_case_sensitive_column_names_are_distinct(tmp_path: Path) -> None:
     """With case-sensitive names, a column that differs only in case is another column."""
     rows = pa.schema([*ROWS, ("V", pa.int64())])
     one, other = (
@@ -379,7 +379,7 @@ def test_a_column_that_differs_in_case_alone_is_another_where_case_counts(tmp_pa
         world.batch(1, pa.Table.from_pylist([{**AFTER, "V": 1}], schema=rows))
 
 
-def test_a_root_that_says_nothing_of_results_is_continued(tmp_path: Path) -> None:
+def test_a_root_without_result_declarations_is_continued(tmp_path: Path) -> None:
     """For a root of an earlier version, which has no declarations, any declaration that can read the columns is
     accepted. Later records have the declaration.
     """

@@ -29,10 +29,10 @@ def incoming(version: int, **changes: Any) -> IncomingBatch:
     return replace(IncomingBatch(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)
 
 
-def conflict(tail: Record | None, given: IncomingBatch) -> ConflictError:
+def conflict(tail: Record | None, batch: IncomingBatch) -> ConflictError:
     """Return the error that refuses a batch."""
     with pytest.raises(ConflictError) as caught:
-        decide(tail, given, ROOT, Settings())
+        decide(tail, batch, ROOT, Settings())
     assert caught.value.where == ROOT
     return caught.value
 
@@ -44,14 +44,14 @@ SPARKS = 'v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}'
 @pytest.mark.parametrize(
     ("stored", "before"), [(SPARKS, SPARKS), (SPARKS, SPARKS.replace(":1", ":2")), (None, SPARKS), (SPARKS, None)]
 )
-def test_the_next_batch_runs_where_both_ended_alike(stored: str | None, before: str | None) -> None:
+def test_the_next_batch_runs_if_state_and_checkpoint_offsets_match(stored: str | None, before: str | None) -> None:
     """The next batch runs if state and checkpoint have the same offsets, or if one of them is unknown. Other fields of
     the offset log are ignored.
     """
     assert decide(replace(TAIL, offsets=stored), incoming(6, offsets_before=before), ROOT, Settings()) is Decision.RUN
 
 
-def test_the_next_batch_of_another_line_is_refused() -> None:
+def test_the_next_batch_is_refused_if_last_offsets_differ() -> None:
     """The next batch is refused if state and checkpoint have different offsets of the last batch, because one of them
     is from a backup.
     """
@@ -60,7 +60,7 @@ def test_the_next_batch_of_another_line_is_refused() -> None:
     assert printed(error.remedy)[0][-2] == "5"
 
 
-def test_the_heads_own_batch_is_a_repeat() -> None:
+def test_the_last_committed_batch_is_skipped_as_a_repeat() -> None:
     """A batch with the id, query and offsets of the last committed batch is skipped."""
     assert decide(TAIL, incoming(5), ROOT, Settings()) is Decision.REPEAT
 
@@ -68,27 +68,27 @@ def test_the_heads_own_batch_is_a_repeat() -> None:
 @pytest.mark.parametrize(
     ("store", "delivers", "rows"), [("new", True, 1), ("old", False, 1), ("old", True, 1), ("new", True, 0)]
 )
-def test_sealed_rows_of_a_store_that_nothing_takes_refuse_a_repeat(store: str, delivers: bool, rows: int) -> None:
+def test_a_repeat_with_sealed_output_and_no_sink_is_refused(store: str, delivers: bool, rows: int) -> None:
     """A repeat is refused if the committed batch has sealed output of a store that was renamed or has no sink any more.
     The next batch is accepted.
     """
     link = Link(Head(5, f"1-{5:032x}"), 0, 9, 0, rows)
     sealed = replace(TAIL, delivers_after_commit=True, outputs=(("old", link),))
-    given = [replace(totals(store), delivers=delivers)]
+    operators = [replace(totals(store), delivers=delivers)]
     for tail, decision in ((sealed, Decision.RUN), (replace(sealed, delivers_after_commit=False), Decision.REPEAT)):
-        check_matches_stored_state(tail, Settings(key_groups=8), given, ROOT, "", decision)
+        check_matches_stored_state(tail, Settings(key_groups=8), operators, ROOT, "", decision)
     if (store, delivers) == ("old", True) or not rows:
-        check_matches_stored_state(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+        check_matches_stored_state(sealed, Settings(key_groups=8), operators, ROOT, "", Decision.REPEAT)
         return
     with pytest.raises(ConflictError, match="RIFFLE-0217"):
-        check_matches_stored_state(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+        check_matches_stored_state(sealed, Settings(key_groups=8), operators, ROOT, "", Decision.REPEAT)
 
 
-@pytest.mark.parametrize(("stored", "asked"), [("key_group", "hashed"), ("hashed", "partition")])
-def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked: str) -> None:
+@pytest.mark.parametrize(("stored", "requested"), [("key_group", "hashed"), ("hashed", "partition")])
+def test_the_remedy_for_another_dispatch_is_a_complete_command(stored: str, requested: str) -> None:
     """The remedy for another dispatch has a complete command. From key-group dispatch on it has `--partition-of`."""
     with pytest.raises(ConfigError, match="RIFFLE-0218") as caught:
-        check_matches_stored_state(replace(TAIL, dispatch=stored), Settings(dispatch=asked, key_groups=8), [], ROOT)
+        check_matches_stored_state(replace(TAIL, dispatch=stored), Settings(dispatch=requested, key_groups=8), [], ROOT)
     assert ("--partition-of" in caught.value.remedy) == (stored == "key_group")
     assert printed(caught.value.remedy)[0][0] == "dispatch"
 
@@ -139,23 +139,23 @@ def test_an_older_batch_is_refused(version: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "given", "repeat"), [("d", "d", True), ("d", "e", False), (None, "d", False), (None, None, False)]
+    ("stored", "digest", "repeat"), [("d", "d", True), ("d", "e", False), (None, "d", False), (None, None, False)]
 )
-def test_where_offsets_cannot_be_read_the_rows_digest_stands_in(
-    stored: str | None, given: str | None, repeat: bool
+def test_the_row_digest_is_compared_if_offsets_are_unknown(
+    stored: str | None, digest: str | None, repeat: bool
 ) -> None:
     """Without Spark's offset log, a repeat must have the digest of the committed rows. An unknown digest differs from
     all.
     """
     tail = replace(TAIL, offsets=None, input_digest=stored)
-    again = incoming(5, offsets=None, input_digest=given)
+    again = incoming(5, offsets=None, input_digest=digest)
     if repeat:
         assert decide(tail, again, ROOT, Settings()) is Decision.REPEAT
     else:
         conflict(tail, again)
 
 
-def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
+def test_a_claim_keeps_the_offsets_of_the_last_batch(tmp_path: Path) -> None:
     """A claim keeps the offsets of the last batch, so that a restarted query recognises a repeat."""
     world = World(tmp_path, operators=[totals()])
     world.batch(0, rows_of(("a", 1, 0)))
@@ -191,7 +191,7 @@ def test_a_refused_batch_changes_nothing(tmp_path: Path, version: int, changes: 
     assert world.batch(2, rows_of(("a", 1, 0))).decision == "run"
 
 
-def test_every_batch_gets_a_record_empty_ones_too(tmp_path: Path) -> None:
+def test_every_batch_has_a_record_even_if_empty(tmp_path: Path) -> None:
     """Every batch has a record. The record of an empty batch changes only the batch id and the offsets."""
     world = World(tmp_path, operators=[totals()])
     for version in range(3):
@@ -208,7 +208,7 @@ def _records(world: World) -> list[Record]:
     return [log.read(sequence) for sequence in range(len(names))]
 
 
-def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -> None:
+def test_an_overwriting_object_store_is_refused_before_any_batch(world: World) -> None:
     """A store that overwrites objects is refused before a batch runs, because drivers would undo others' commits."""
     world.store.script(Fault("overwrites", times=None))
     with pytest.raises(ConfigError, match="RIFFLE-0459"):
@@ -221,7 +221,7 @@ def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -
 
 
 @pytest.mark.parametrize("name", ["status.json", "status.html", "requests.json", "queries"])
-def test_a_new_store_with_the_name_of_another_object_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_new_store_whose_folder_name_is_taken_is_refused(tmp_path: Path, name: str) -> None:
     """A new store is refused if its folder would have the name of another object. An existing store continues."""
     world = World(tmp_path, operators=[totals(name)], root=f"file://{tmp_path}/state")
     with pytest.raises(ConfigError, match="RIFFLE-1471") as raised:

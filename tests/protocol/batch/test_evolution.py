@@ -24,9 +24,9 @@ def keeping(state: pa.Schema) -> Operator:
     output = pa.schema([("k", pa.string()), *state])
 
     def keep(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
-        found = {row["k"]: row for row in old.to_pylist()}
+        old_rows = {row["k"]: row for row in old.to_pylist()}
         new = [
-            found.get(row["k"], {"k": row["k"], "n": row["v"], "last": "first"} if "n" in state.names else {})
+            old_rows.get(row["k"], {"k": row["k"], "n": row["v"], "last": "first"} if "n" in state.names else {})
             for row in rows.to_pylist()
         ]
         table = pa.Table.from_pylist([{name: row.get(name) for name in output.names} for row in new], schema=output)
@@ -56,7 +56,9 @@ CHANGED = {
 )
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.sample(step=2)
-def test_a_restart_with_changed_columns_goes_on(change: str, at_hand: bool, snapshots: bool, tmp_path: Path) -> None:
+def test_a_query_continues_after_a_restart_with_changed_columns(
+    change: str, at_hand: bool, snapshots: bool, tmp_path: Path
+) -> None:
     """A query with changed columns reads deltas and snapshots with the old columns, from the store or beside local
     copies.
     """
@@ -93,22 +95,24 @@ VARIABLES = VariableColumns("s", KEY, (Variable("a", "value", N), Variable("m", 
         ((VARIABLES.variables[0], Variable("m", "map", N, N)), True, False),
         (VARIABLES.variables, False, False),
     ],
-    ids=["moved, another life", "less, and wider", "one more", "another kind", "another map key", "timers gone"],
+    ids=["moved with another TTL", "removed and widened", "added", "changed kind", "changed map key", "timers removed"],
 )
-def test_variables_change_as_columns_do(variables: tuple[Variable, ...], indexed: bool, allowed: bool) -> None:
+def test_variables_can_be_added_removed_and_reordered(
+    variables: tuple[Variable, ...], indexed: bool, allowed: bool
+) -> None:
     """Variables may be added, removed or reordered, and their fields change like columns. Kinds, map keys and timers
     must stay.
     """
     assert VariableColumns("s", KEY, variables, indexed).can_read(VARIABLES.to_text()) is allowed
 
 
-def test_one_kind_of_store_never_becomes_the_other() -> None:
+def test_a_store_cannot_change_between_columns_and_variables() -> None:
     """A store of columns cannot be read as variables, nor variables as columns."""
     assert not VARIABLES.can_read(PlainColumns("s", KEY, N).to_text())
     assert not PlainColumns("s", KEY, N).can_read(VARIABLES.to_text())
 
 
-def test_times_to_be_due_may_come_and_never_go() -> None:
+def test_timers_can_be_added_but_not_removed() -> None:
     """A processor with timers reads state without timers. A processor without timers cannot read state with timers."""
     untimed = VariableColumns("s", KEY, VARIABLES.variables, indexed=False)
     assert VARIABLES.can_read(untimed.to_text())

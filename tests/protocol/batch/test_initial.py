@@ -35,7 +35,7 @@ def after(*names: str, stores: tuple[str, ...] = ("totals",)) -> Record:
     return replace(PLAIN, schemas=schemas, initial_states={"totals": names} if names else {})
 
 
-def test_a_name_is_due_until_it_is_listed_and_the_usual_one_until_the_store_is() -> None:
+def test_an_initial_state_is_due_until_a_record_lists_it() -> None:
     """An initial state is due until a record lists its name for the store. One without a name is due until the store
     exists.
     """
@@ -48,7 +48,7 @@ def test_a_name_is_due_until_it_is_listed_and_the_usual_one_until_the_store_is()
     assert not is_initial_state_due(PLAIN, totals())
 
 
-def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
+def test_a_record_lists_earlier_and_new_initial_states() -> None:
     """A record lists each earlier and new initial state once, also of stores that do not run."""
     tail = after("a")
     assert loaded_names(tail, [given("b"), given("c", "other"), totals()]) == {"totals": ("a", "b"), "other": ("c",)}
@@ -57,7 +57,7 @@ def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
 
 
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
-def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: str) -> None:
+def test_partition_dispatch_refuses_an_initial_state_that_is_due(dispatch: str) -> None:
     """With partition or hashed dispatch, an initial state is refused if no record lists it."""
     for tail in (None, after("a")):
         with pytest.raises(ConfigError, match="RIFFLE-0807"):
@@ -66,14 +66,14 @@ def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: st
     check_initial(after("a"), dispatch, [given("a"), totals()])
 
 
-def test_an_aggregate_takes_none() -> None:
+def test_an_aggregate_refuses_an_initial_state() -> None:
     """An aggregate refuses an initial state, because it has no function to handle it."""
     with pytest.raises(ConfigError, match="RIFFLE-0804"):
         with_initial_state(totals(), COLUMNS, "a")
     assert with_initial_state(totals(), None, "a") == totals()
 
 
-def test_batches_without_initial_state_keep_what_is_listed(tmp_path: Path) -> None:
+def test_batches_without_initial_state_keep_the_listed_names(tmp_path: Path) -> None:
     """Batches without initial state keep the list of the previous record, also after a restart."""
     world = World(tmp_path)
     log = world.log()
@@ -97,7 +97,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_rollback_forgets_what_was_loaded_since_and_adopted_state_nothing(checkpoint: Path) -> None:
+def test_a_rollback_makes_later_initial_states_due_again(checkpoint: Path) -> None:
     """After a rollback, initial states that were loaded later are due again. An adopted query keeps its list."""
     store = MemoryStore(uuid.uuid4().hex)
     root = f"memory://{store.name}"

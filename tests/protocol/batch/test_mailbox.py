@@ -88,7 +88,7 @@ def drained(world: World) -> tuple[str, ...]:
     return read_requests(tail.orders).drained
 
 
-class TestApplied:
+class TestAppliedRequests:
     """A request takes effect, and the next record has its answer."""
 
     def test_a_drain_is_applied_by_the_next_batch_and_answered_in_its_record(
@@ -101,9 +101,7 @@ class TestApplied:
         assert drained(world) == (member_of(world, "1"),)
         assert world.driver.operations.requests.drained == {member_of(world, "1")}
 
-    def test_an_idle_query_answers_within_a_second_by_a_record_of_its_own(
-        self, world: World, operator: Operator
-    ) -> None:
+    def test_an_idle_query_answers_a_request_within_a_second(self, world: World, operator: Operator) -> None:
         """An idle query applies and answers a request within a second, in a record without a batch."""
         operator.ask("drain", member="1")
         world.rest()
@@ -160,7 +158,7 @@ class TestApplied:
         assert operator.states()[1:] == [("ann-2", "applied"), ("ann-3", "applied")]
 
 
-class TestRefused:
+class TestRefusedRequests:
     """A request that cannot be applied gets an answer."""
 
     @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ class TestRefused:
             ("pin", {"key_group": True, "member": "1"}, "RIFFLE-1356"),
         ],
     )
-    def test_the_answer_has_the_id_of_the_error(
+    def test_the_answer_of_a_refused_request_has_the_error_id(
         self, world: World, operator: Operator, command: str, arguments: dict[str, Any], error_id: str
     ) -> None:
         """A refused request changes nothing, and later requests are applied."""
@@ -195,7 +193,7 @@ class TestRefused:
         assert operator.states() == [("ann-1", "expired")]
         assert drained(world) == ()
 
-    def test_a_request_that_a_later_one_replaced_names_it(self, world: World, operator: Operator) -> None:
+    def test_the_answer_of_a_replaced_request_names_the_later_one(self, world: World, operator: Operator) -> None:
         """If two operators pin one key-group, the answer of the first one names the second."""
         operator.ask("pin", key_group=3, member="1")
         Operator(world, user="bob").ask("pin", key_group=3, member="2")
@@ -214,7 +212,7 @@ class TestRefused:
         assert list(world.driver.operations.requests.pins.values()) == [member_of(world, "1")]
 
 
-class TestOnce:
+class TestAppliedOnce:
     """Each request is applied exactly once."""
 
     def test_an_answered_request_is_not_applied_again(self, world: World, operator: Operator) -> None:
@@ -303,10 +301,10 @@ class TestOnce:
         assert before <= world.store.requests["get"]
 
 
-class TestCost:
+class TestStoreRequests:
     """The requests to the store that a mailbox costs."""
 
-    def test_a_batch_sends_one_get_more(self, tmp_path: Path) -> None:
+    def test_control_on_adds_one_get_per_batch(self, tmp_path: Path) -> None:
         """With `control = on` each batch sends one get more."""
         sent = {}
         for control in ("on", "off"):
@@ -387,7 +385,7 @@ class TestCost:
         assert len(json.dumps([answer.to_json() for answer in operator.answers()])) < 2000
 
 
-class TestTrouble:
+class TestFaults:
     """A broken mailbox or store does not fail a batch."""
 
     @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b'{"format": 9, "last": 0, "requests": []}', b"[" * 9999])
@@ -452,8 +450,8 @@ REQUESTS = st.builds(
 )
 
 
-class TestFormat:
-    """The format of the mailbox."""
+class TestMailboxFormat:
+    """Encoding of the mailbox and concurrent writes to it."""
 
     @given(st.lists(st.tuples(REQUESTS, st.integers(0, 40)), max_size=40))
     @settings(deadline=None, max_examples=60)
@@ -476,7 +474,7 @@ class TestFormat:
             assert Mailbox.decode(added.encode()) == added
             box = added
 
-    def test_of_two_operators_that_race_none_loses_a_request(self) -> None:
+    def test_concurrent_operators_lose_no_request(self) -> None:
         """If two operators write at the same time, the second write is repeated, and no request is lost."""
         store = MemoryStore()
         first = MailboxRequest(0, "first", "rebalance", {}, "ann", "a", 0, 10)
@@ -508,15 +506,15 @@ def _request(number: int, expires_ms: int = HOUR_MS, **arguments: object) -> Mai
     return MailboxRequest(number, f"r{number}", "pin", arguments, "ann", "laptop", 0, expires_ms)
 
 
-class TestContent:
-    """The content of the mailbox."""
+class TestRequestsInMailbox:
+    """The requests that the mailbox keeps, and their order."""
 
-    def test_the_newest_requests_with_an_answer_stay(self) -> None:
+    def test_a_new_request_removes_the_oldest_answered_ones(self) -> None:
         """A new request removes the oldest answered requests."""
         box = Mailbox(20, tuple(map(_request, range(1, 21)))).add(_request(0), answered=20)
         assert [each.number for each in box.requests] == [*range(21 - ANSWERS_KEPT, 21), 21]
 
-    def test_the_oldest_expired_requests_make_room(self) -> None:
+    def test_a_new_request_removes_the_oldest_expired_ones(self) -> None:
         """A new request removes the oldest expired requests, so that one record can answer all."""
         box = Mailbox(PENDING_MAX, tuple(_request(number, 0) for number in range(1, PENDING_MAX + 1)))
         assert [each.number for each in box.add(_request(0), answered=0).requests] == [*range(2, PENDING_MAX + 2)]

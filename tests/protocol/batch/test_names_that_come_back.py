@@ -51,9 +51,9 @@ def columns(declared: Declared) -> Operator:
     state = pa.schema([*((name, TYPES[kind]) for name, kind in declared.items()), PAD])
 
     def keep(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
-        found = {row["k"]: row for row in old.to_pylist()}
-        told = [
-            {"k": key, "seen": json.dumps({name: found.get(key, {}).get(name) for name in sorted(declared)})}
+        old_rows = {row["k"]: row for row in old.to_pylist()}
+        output_rows = [
+            {"k": key, "seen": json.dumps({name: old_rows.get(key, {}).get(name) for name in sorted(declared)})}
             for key in rows["k"].to_pylist()
         ]
         written = [
@@ -62,7 +62,7 @@ def columns(declared: Declared) -> Operator:
             if row["v"] >= 0
         ]
         stored = pa.schema([ROWS.field("k"), *state])
-        return pa.Table.from_pylist(told, COLUMNS_OUT), pa.Table.from_pylist(written, stored)
+        return pa.Table.from_pylist(output_rows, COLUMNS_OUT), pa.Table.from_pylist(written, stored)
 
     return operator_of("kept", ["k"], arrow_function(keep, state=state, output=COLUMNS_OUT), (), ROWS)
 
@@ -103,8 +103,8 @@ class Keeping(StatefulProcessor):
             return [row[0] for row in state.get()] or None
         if what == "map":
             return sorted([key[0], value[0]] for key, value in state.iterator()) or None
-        found = state.get()
-        return None if found is None else list(found)
+        state_value = state.get()
+        return None if state_value is None else list(state_value)
 
     def write(self, name: str, kind: str, value: int) -> None:
         """Write a value to a variable."""
@@ -136,8 +136,8 @@ def carried(kind: str, before: object) -> object:
 
 def variables(declared: Declared) -> Operator:
     """Return an operator of the processor."""
-    given = transform_with_state(Keeping(declared), key="k", output="k string, seen string", store="kept")
-    return operator_of("kept", ["k"], given.compute, (), ROWS)
+    processor = transform_with_state(Keeping(declared), key="k", output="k string, seen string", store="kept")
+    return operator_of("kept", ["k"], processor.compute, (), ROWS)
 
 
 @dataclass
@@ -242,7 +242,9 @@ PHASES = st.lists(
 @costly(6)
 @given(first=KINDS_DRAWN, phases=PHASES)
 @pytest.mark.sample("columns")
-def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
+def test_the_output_depends_only_on_the_declarations(
+    kinds: tuple[str, ...], first: list[int], phases: list[Any]
+) -> None:
     """The output depends on the declarations only, whatever was merged, lost, rolled back or crashed."""
     with tempfile.TemporaryDirectory() as folder:
         walk = Walk(Path(folder), of_variables=" " in kinds[0])
@@ -263,7 +265,7 @@ def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: 
 
 
 @pytest.mark.parametrize("of_variables", [False, True], ids=["columns", "variables"])
-def test_a_snapshot_gives_nothing_to_a_name_that_came_later(of_variables: bool, tmp_path: Path) -> None:
+def test_an_old_snapshot_does_not_fill_a_new_column_of_the_same_name(of_variables: bool, tmp_path: Path) -> None:
     """A snapshot with an earlier column of the same name does not fill the new column."""
     kind = "value long" if of_variables else "long"
     walk = Walk(tmp_path, of_variables)
@@ -280,9 +282,7 @@ def test_a_snapshot_gives_nothing_to_a_name_that_came_later(of_variables: bool, 
 
 
 @pytest.mark.parametrize("of_variables", [False, True], ids=["columns", "variables"])
-def test_upkeep_of_a_driver_that_is_gone_takes_no_snapshot_of_what_a_newer_one_wrote(
-    of_variables: bool, tmp_path: Path
-) -> None:
+def test_late_upkeep_of_a_fenced_driver_takes_no_snapshot_of_newer_state(of_variables: bool, tmp_path: Path) -> None:
     """Late upkeep of a fenced driver, which does not know the new columns, does not snapshot newer state."""
     kind = "value long" if of_variables else "long"
     walk = Walk(tmp_path, of_variables)

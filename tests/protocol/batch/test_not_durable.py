@@ -44,7 +44,7 @@ def counts(world: Elastic) -> dict[str, int]:
     return dict(zip(table["k"].to_pylist(), table["count"].to_pylist(), strict=True))
 
 
-def test_a_cache_goes_on_from_batch_to_batch(tmp_path: Path) -> None:
+def test_a_cache_keeps_its_state_over_batches(tmp_path: Path) -> None:
     """The owner of a cache keeps its state over many batches and snapshots of the durable store."""
     world = mixed(tmp_path, snapshot_chain_links=3)
     world.feed(12)
@@ -53,14 +53,14 @@ def test_a_cache_goes_on_from_batch_to_batch(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_during_a_batch_loses_no_cache_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late merge of a cache by another worker, in the middle of a batch, loses no state."""
     world = mixed(tmp_path)
     world.feed(5)
     merged, gather = list[int](), StackKeeper._parts_of  # private: between reading and replacing the stack
 
     def gathered_slowly(keeper: StackKeeper, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
-        found = gather(keeper, links)
+        stacked_parts = gather(keeper, links)
         stacks = keeper._folder.stacks("seen")  # private: as another process
         is_cache = keeper._schema.store == "seen"  # private: the store
         for key_group in stacks.key_groups() if is_cache else ():
@@ -70,7 +70,7 @@ def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkey
                 parts = StackParts(keeper._folder, keeper._schema, stacks, keeper._reader.keys)  # private: a merge
                 parts._merge(key_group, now.parts, None, bottom=True)  # private: as above
                 merged.append(key_group)
-        return found
+        return stacked_parts
 
     monkeypatch.setattr(StackKeeper, "_parts_of", gathered_slowly)  # private: as above
     world.feed(1)
@@ -81,7 +81,7 @@ def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkey
     world.check_state()
 
 
-def test_nothing_of_a_cache_is_ever_put(tmp_path: Path) -> None:
+def test_a_cache_puts_no_objects_and_no_log_entries(tmp_path: Path) -> None:
     """A cache has no objects and no entries in the log, and does not change the objects of the durable store."""
     world, plain = (
         mixed(tmp_path / "mixed", snapshot_chain_links=3),
@@ -94,7 +94,7 @@ def test_nothing_of_a_cache_is_ever_put(tmp_path: Path) -> None:
     assert len(list(world.memory.list("delta"))) == len(list(plain.memory.list("delta")))
 
 
-def test_a_cache_reads_what_it_read_when_a_batch_runs_again(tmp_path: Path) -> None:
+def test_a_cache_counts_rows_once_if_spark_repeats_a_slot(tmp_path: Path) -> None:
     """If Spark computes a slot again because its block was lost, the cache counts the rows once."""
     world = mixed(tmp_path)
     world.feed(3)
@@ -112,7 +112,7 @@ def twice(attempt: Attempt) -> pa.Table:
     return attempt.run()
 
 
-def test_a_moved_cache_begins_empty(tmp_path: Path) -> None:
+def test_a_moved_cache_starts_empty(tmp_path: Path) -> None:
     """If a key-group moves, its cache starts empty on the new owner. The durable store is caught up."""
     world = mixed(tmp_path)
     world.feed(4)
@@ -125,13 +125,13 @@ def test_a_moved_cache_begins_empty(tmp_path: Path) -> None:
     since = {ran.version for ran in world.ran if ran.executor == "3" and ran.store == "seen"}
     new = world.version - min(since) + 1
     of_moved, rest = world.of_groups(moved), world.of_groups(set(range(6)) - moved)
-    found = counts(world)
-    assert {found[key] for key in of_moved} == {new}
-    assert {found[key] for key in rest} == {version + 2}
+    key_counts = counts(world)
+    assert {key_counts[key] for key in of_moved} == {new}
+    assert {key_counts[key] for key in rest} == {version + 2}
     world.check_state()
 
 
-def test_caches_begin_empty_after_a_restart_of_the_driver(tmp_path: Path) -> None:
+def test_caches_start_empty_after_a_driver_restart(tmp_path: Path) -> None:
     """Caches start empty after a restart of the driver."""
     world = mixed(tmp_path)
     world.feed(3)
@@ -143,7 +143,7 @@ def test_caches_begin_empty_after_a_restart_of_the_driver(tmp_path: Path) -> Non
     world.check_state()
 
 
-def test_what_was_lost_of_a_cache_does_not_come_back(tmp_path: Path) -> None:
+def test_an_owner_does_not_reuse_its_outdated_cache(tmp_path: Path) -> None:
     """If a slot ran elsewhere for one batch, the owner does not use its old cache again."""
     cache = replace(tails(), durable=False)
     world = World(tmp_path, operators=[cache])
@@ -167,7 +167,7 @@ def back_to(world: Elastic, tmp_path: Path, version: int) -> None:
     world.version, world.run_id = version, "started again"
 
 
-def test_a_cache_counts_no_row_twice_after_a_rollback_in_the_same_process(tmp_path: Path) -> None:
+def test_a_cache_starts_empty_after_a_rollback_in_the_same_process(tmp_path: Path) -> None:
     """After a rollback in the same process the cache starts empty, so that no row counts twice."""
     world = mixed(tmp_path, retained_versions=10)
     world.feed(4)
@@ -176,11 +176,11 @@ def test_a_cache_counts_no_row_twice_after_a_rollback_in_the_same_process(tmp_pa
         world.version += 1
         keys = world.of_groups(set(range(6)))
         world.batch(world.version, rows_of(*((key, 1, n) for n, key in enumerate(keys))))
-        found = world.sinks["seen"].by_id[f"query/1/{world.version}"]
-        assert set(found["count"].to_pylist()) == {again}
+        delivery = world.sinks["seen"].by_id[f"query/1/{world.version}"]
+        assert set(delivery["count"].to_pylist()) == {again}
 
 
-def test_a_cache_lacks_nothing_of_what_another_driver_ran_in_between(tmp_path: Path) -> None:
+def test_a_cache_starts_empty_after_a_restart_in_the_same_process(tmp_path: Path) -> None:
     """A query that starts again in the same process has empty caches, because another driver may have run."""
     world = mixed(tmp_path)
     world.feed(3)
@@ -191,7 +191,7 @@ def test_a_cache_lacks_nothing_of_what_another_driver_ran_in_between(tmp_path: P
 
 
 @pytest.mark.parametrize("same_run", [True, False])
-def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run: bool) -> None:
+def test_a_cache_starts_empty_after_an_unclear_commit(tmp_path: Path, same_run: bool) -> None:
     """If a commit is found later, the cache starts empty after that batch."""
     world = mixed(tmp_path)
     world.feed(3)
@@ -209,7 +209,7 @@ def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run
         assert set(counts(world).values()) == {again}
 
 
-def test_upkeep_leaves_caches_alone(tmp_path: Path) -> None:
+def test_upkeep_ignores_caches(tmp_path: Path) -> None:
     """Upkeep does not follow, snapshot or drop caches."""
     world = mixed(tmp_path, num_standbys=1, state_cleanup_delay=0, snapshot_chain_links=3)
     world.start(InlineBackground())
@@ -219,7 +219,7 @@ def test_upkeep_leaves_caches_alone(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_a_query_of_caches_alone_moves_at_once(tmp_path: Path) -> None:
+def test_a_query_with_only_caches_moves_tasks_at_once(tmp_path: Path) -> None:
     """In a query with only caches, a new member owns its share with the next batch."""
     world = Elastic(tmp_path, operators=[seen()])
     world.feed(2)

@@ -52,7 +52,7 @@ def grow(world: Elastic) -> BatchReport:
 
 @pytest.mark.parametrize(("way", "standbys"), [("full", 1), ("read-only", 0)])
 @pytest.mark.sample("full-1")
-def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
+def test_a_member_with_a_failing_disk_is_quarantined_and_returns(
     tmp_path: Path, disks: ExitStack, way: Way, standbys: int
 ) -> None:
     """The batch runs again once on other members. Later batches run once, and the member returns with its disk."""
@@ -64,8 +64,8 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     disk.refuse()
     reports = [*([grow(world)] if way == "full" else []), *world.feed_every(BATCH_SECONDS, 1)]
     assert (sum(report.runs - 1 for report in reports), reports[-1].owners) == (1, {"2": 6})
-    told = warnings(reports, "[RIFFLE-0766] Executor 1 gets no tasks for 10 s")
-    assert str(disk.folder.parent) in told[0]
+    quarantine_warnings = warnings(reports, "[RIFFLE-0766] Executor 1 gets no tasks for 10 s")
+    assert str(disk.folder.parent) in quarantine_warnings[0]
     world.check_state()
     reports = world.feed_every(BATCH_SECONDS, 900 // BATCH_SECONDS)
     assert {report.runs for report in reports} == {1}
@@ -79,7 +79,7 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     world.check_state()
 
 
-def test_a_query_goes_on_after_a_restart_beside_a_disk_that_refuses(tmp_path: Path, disks: ExitStack) -> None:
+def test_the_census_after_a_restart_detects_a_failing_disk(tmp_path: Path, disks: ExitStack) -> None:
     """After a restart the census checks the disk, so that the first batch runs once."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
@@ -92,9 +92,7 @@ def test_a_query_goes_on_after_a_restart_beside_a_disk_that_refuses(tmp_path: Pa
     world.check_state()
 
 
-def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh_one(
-    tmp_path: Path, disks: ExitStack
-) -> None:
+def test_a_batch_fails_with_a_remedy_if_all_disks_fail(tmp_path: Path, disks: ExitStack) -> None:
     """If all disks refuse, the batch fails with a remedy. When they work again, the query continues."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
@@ -115,9 +113,7 @@ def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh
     world.check_state()
 
 
-def test_whose_disk_refused_in_an_earlier_batch_is_tried_again_before_the_query_gives_up(
-    tmp_path: Path, disks: ExitStack
-) -> None:
+def test_a_quarantined_member_is_retried_before_the_batch_fails(tmp_path: Path, disks: ExitStack) -> None:
     """If the disk of the last member refuses, a member that was set aside earlier is tried again."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
@@ -132,7 +128,7 @@ def test_whose_disk_refused_in_an_earlier_batch_is_tried_again_before_the_query_
     world.check_state()
 
 
-def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_path: Path) -> None:
+def test_user_and_store_errors_quarantine_no_member(tmp_path: Path) -> None:
     """If a user function has no disk space or the store is unavailable, no member is set aside."""
 
     def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -155,7 +151,7 @@ def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_pat
     assert report.warnings == ()
 
 
-def test_the_bytes_of_a_delta_that_cannot_be_kept_beside_the_copies_fail_nothing(tmp_path: Path) -> None:
+def test_a_delta_that_cannot_be_kept_locally_is_fetched_later(tmp_path: Path) -> None:
     """If a delta cannot be kept on the local disk, nothing fails, and the next batch fetches it."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
@@ -169,7 +165,7 @@ def test_the_bytes_of_a_delta_that_cannot_be_kept_beside_the_copies_fail_nothing
     world.check_state()
 
 
-def test_a_second_store_finds_the_disk_well_elsewhere(tmp_path: Path, disks: ExitStack) -> None:
+def test_both_operators_move_off_a_member_with_a_failing_disk(tmp_path: Path, disks: ExitStack) -> None:
     """If the disk of a member refuses, both operators run on the other member, and their state is correct."""
     world = Elastic(tmp_path, operators=[totals(), tails()])
     world.feed_every(BATCH_SECONDS, 3)
@@ -179,9 +175,7 @@ def test_a_second_store_finds_the_disk_well_elsewhere(tmp_path: Path, disks: Exi
     world.check_state()
 
 
-def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
-    tmp_path: Path, disks: ExitStack
-) -> None:
+def test_a_quarantined_member_takes_over_if_all_others_are_lost(tmp_path: Path, disks: ExitStack) -> None:
     """A member that was set aside takes over at once if the last other member is lost."""
     world = Elastic(tmp_path)
     for _ in range(4):
@@ -196,9 +190,7 @@ def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
     world.check_state()
 
 
-def test_a_census_that_was_asked_before_a_disk_refused_does_not_let_its_executor_in(
-    tmp_path: Path, disks: ExitStack
-) -> None:
+def test_an_earlier_census_does_not_end_the_quarantine_of_an_executor(tmp_path: Path, disks: ExitStack) -> None:
     """An executor whose disk refused joins only after its time is over, also if its census succeeded before."""
     world, background = Elastic(tmp_path), InlineBackground(deferred=True)
     world.start(background)

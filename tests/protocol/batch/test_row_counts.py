@@ -42,13 +42,13 @@ def test_a_record_counts_the_keys_of_each_store(tmp_path: Path, seed: int) -> No
     assert tail.row_counts == {"totals": len(world.state("totals")), "tails": len(world.state("tails"))}
 
 
-def test_a_failed_run_counts_nothing(world: World) -> None:
+def test_a_repeated_batch_counts_its_keys_once(world: World) -> None:
     """A batch that runs again counts its keys once."""
     world.batch(0, one(1), lose_block="totals")
     assert world.driver.stored_rows()["totals"] == 1
 
 
-def test_a_store_of_an_earlier_version_has_an_upper_bound(tmp_path: Path) -> None:
+def test_the_key_count_of_an_old_store_is_an_upper_bound(tmp_path: Path) -> None:
     """For a store of an earlier version, whose records have no count, the count is an upper bound. New stores are
     counted exactly.
     """
@@ -84,7 +84,7 @@ class WithNotes(Alarms):
         )
 
 
-def test_the_count_is_unknown_after_a_change_of_the_variables(tmp_path: Path) -> None:
+def test_the_key_count_is_unknown_after_a_change_of_variables(tmp_path: Path) -> None:
     """After a change of the variables the count is unknown, because elements of dropped variables are not counted."""
     before = operator_of("alarms", ["k"], Alarms(), (), ROWS)
     after = operator_of("alarms", ["k"], WithNotes(), (), ROWS)

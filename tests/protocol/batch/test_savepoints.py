@@ -89,7 +89,7 @@ def query(tmp_path: Path) -> Query:
     return world
 
 
-def test_a_savepoint_keeps_its_batch_while_the_log_goes_on(query: Query) -> None:
+def test_a_savepoint_keeps_its_batch_over_later_batches(query: Query) -> None:
     """The next record lists the savepoint. Twelve batches later its objects exist, and the records around it are
     deleted.
     """
@@ -106,7 +106,7 @@ def test_a_savepoint_keeps_its_batch_while_the_log_goes_on(query: Query) -> None
     assert (record.version, record.offsets, record.previous_offsets) == (3, "offsets-3", "offsets-2")
 
 
-def test_the_answers_name_the_batch_that_is_kept_and_released(query: Query) -> None:
+def test_the_answers_to_savepoint_requests_have_the_batch(query: Query) -> None:
     """The answers of both requests have the batch."""
     query.ask("create_savepoint", name="a")
     query.feed(4, 4)
@@ -116,7 +116,7 @@ def test_the_answers_name_the_batch_that_is_kept_and_released(query: Query) -> N
     assert texts == ["The savepoint keeps batch 3.", "The savepoint no longer keeps batch 3."]
 
 
-def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: Query) -> None:
+def test_a_savepoint_of_a_retained_batch_succeeds_and_others_fail(query: Query) -> None:
     """A retained batch can be kept. A batch before the promise, a missing one and one of another log are refused."""
     promised = query.tail.promised
     kept = query.log().read(promised)
@@ -149,9 +149,7 @@ def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: 
     ],
 )
 @pytest.mark.sample(step=3)
-def test_requests_that_cannot_be_are_refused_and_write_nothing(
-    query: Query, arguments: dict[str, object], error_id: str
-) -> None:
+def test_refused_savepoint_requests_write_no_object(query: Query, arguments: dict[str, object], error_id: str) -> None:
     """A refused request has an error id in its answer and leaves no object."""
     query.ask("create_savepoint", name="taken")
     query.feed(4, 4)
@@ -162,7 +160,7 @@ def test_requests_that_cannot_be_are_refused_and_write_nothing(
     assert query.memory.list(paths.SAVEPOINTS) == before
 
 
-def test_a_query_has_at_most_so_many_savepoints(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_savepoints_per_query_is_limited(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query has a maximum number of savepoints, because each record lists all of them."""
     monkeypatch.setattr("riffle_spark.state.log.savepoints.SAVEPOINTS_MAX", 2)
     for name in "abc":
@@ -172,7 +170,7 @@ def test_a_query_has_at_most_so_many_savepoints(query: Query, monkeypatch: pytes
     assert SAVEPOINTS_MAX >= 32
 
 
-def test_a_deleted_savepoint_leaves_nothing_behind(query: Query) -> None:
+def test_the_objects_of_a_deleted_savepoint_are_deleted(query: Query) -> None:
     """After a savepoint is deleted, a scan is due at once. Only objects of retained records stay."""
     query.ask("create_savepoint", name="a")
     query.feed(4, 16)
@@ -191,7 +189,7 @@ def test_a_deleted_savepoint_leaves_nothing_behind(query: Query) -> None:
     assert query.answers()[-1] == ("refused", "RIFFLE-1571")
 
 
-def test_an_idle_query_creates_one_with_a_record_of_its_own(query: Query) -> None:
+def test_an_idle_query_creates_a_savepoint_in_a_separate_record(query: Query) -> None:
     """An idle query creates a savepoint in a record without a batch."""
     query.ask("create_savepoint", name="a")
     query.rest(2)
@@ -199,7 +197,7 @@ def test_an_idle_query_creates_one_with_a_record_of_its_own(query: Query) -> Non
     assert query.tail.savepoints[0].version == 3
 
 
-def test_a_savepoint_costs_no_request_of_later_batches(tmp_path: Path) -> None:
+def test_a_savepoint_adds_no_store_requests_to_later_batches(tmp_path: Path) -> None:
     """Batches send the same requests with and without savepoints."""
     counts = []
     for names in ((), ("a", "b")):
@@ -214,7 +212,7 @@ def test_a_savepoint_costs_no_request_of_later_batches(tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
-def test_a_request_beside_an_unclear_append_is_answered_by_what_happens(query: Query) -> None:
+def test_a_savepoint_request_waits_for_an_unclear_append(query: Query) -> None:
     """While an append is unclear, a request for a savepoint waits until the driver knows whether the record exists."""
     query.driver.operations.pin(0, "1")
     query.store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
@@ -230,7 +228,7 @@ def test_a_request_beside_an_unclear_append_is_answered_by_what_happens(query: Q
     assert query.missing() == []
 
 
-def test_nothing_is_kept_while_it_is_unknown_what_the_newest_record_promises(query: Query) -> None:
+def test_no_savepoint_is_created_while_an_append_is_unclear(query: Query) -> None:
     """While an append is unclear, no savepoint is created, because the new record may have a later promise."""
     store = FaultyStore(query.memory, sleep=lambda _: None)
     log = Log(store, "")
@@ -271,7 +269,7 @@ def test_a_crash_at_any_step_loses_neither_the_request_nor_the_savepoint(query: 
     assert query.memory.list(paths.SAVEPOINTS) == [paths.savepoint_name(savepoint.id)]
 
 
-def test_a_batch_that_fails_after_the_savepoint_was_applied_does_not_lose_it(query: Query) -> None:
+def test_a_failed_batch_does_not_lose_an_applied_savepoint(query: Query) -> None:
     """If the batch after a savepoint fails and the process starts again, its claim lists the savepoint."""
     query.ask("create_savepoint", name="a")
 
@@ -286,7 +284,7 @@ def test_a_batch_that_fails_after_the_savepoint_was_applied_does_not_lose_it(que
     assert query.missing() == []
 
 
-def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> None:
+def test_a_damaged_savepoint_stops_deletes_but_not_the_query(query: Query) -> None:
     """If a savepoint is damaged, nothing is deleted until the savepoint is deleted. The query runs."""
     query.ask("create_savepoint", name="a")
     query.feed(4, 4)
@@ -304,7 +302,7 @@ def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> 
 
 
 @pytest.mark.parametrize("points", [1, pytest.param(60, marks=pytest.mark.long)])
-def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path: Path, points: int) -> None:
+def test_concurrent_deletes_and_scans_keep_a_new_savepoint(tmp_path: Path, points: int) -> None:
     """If a batch commits a savepoint at any request of the waiting deletes and scans, no object of the savepoint is
     deleted.
     """
@@ -312,10 +310,10 @@ def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path:
     calls = Waiting(tmp_path / "counted", 0).work(-1)
     assert calls > 20
     for back in (0, 2, 5):
-        for at in range(0, calls, max(1, calls // points)):
-            waiting = Waiting(tmp_path / f"{back}-{at}", back)
-            waiting.work(at)
-            assert waiting.query.missing() == [], f"record {back} before the newest, at request {at} of {calls}"
+        for index in range(0, calls, max(1, calls // points)):
+            waiting = Waiting(tmp_path / f"{back}-{index}", back)
+            waiting.work(index)
+            assert waiting.query.missing() == [], f"record {back} before the newest, at request {index} of {calls}"
             accepted += bool(waiting.query.tail.savepoints)
     assert accepted >= points, "too few savepoints were accepted to show anything"
 
@@ -354,7 +352,7 @@ class Waiting:
         self.query.feed(12, 12)
 
 
-def test_a_scan_that_is_repeated_with_an_old_record_sees_newer_savepoints(tmp_path: Path) -> None:
+def test_a_repeated_scan_keeps_newer_savepoints(tmp_path: Path) -> None:
     """A repeated scan of an old record reads the later records, and so keeps newer savepoints."""
     query = Query(tmp_path, snapshot_chain_links=2)
     query.start(InlineBackground(deferred=True))
@@ -374,7 +372,7 @@ def test_a_scan_that_is_repeated_with_an_old_record_sees_newer_savepoints(tmp_pa
     assert query.missing() == []
 
 
-def test_a_fenced_driver_deletes_nothing_of_a_savepoint_of_the_next_one(tmp_path: Path) -> None:
+def test_a_fenced_driver_keeps_savepoints_of_the_next_driver(tmp_path: Path) -> None:
     """Deletes and scans of a fenced driver keep a savepoint that another driver has created."""
     waiting = Waiting(tmp_path, 0)
     query = waiting.query

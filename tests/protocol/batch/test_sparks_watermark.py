@@ -66,7 +66,9 @@ def windows(mode: Mode, *, per_key_group: bool = False) -> Stateful:
     ("mode", "steps", "restarts"),
     [("update", UPDATE, True), ("append", APPEND, False), ("append", AT_ONCE, False), ("append", LATE, True)],
 )
-def test_batches_are_those_of_sparks_own_aggregate(mode: Mode, steps: Sequence[Step], restarts: bool) -> None:
+def test_windows_close_and_accept_rows_as_in_sparks_aggregate(
+    mode: Mode, steps: Sequence[Step], restarts: bool
+) -> None:
     """A window closes by the watermark of the batch, and takes rows by the watermark of the previous batch, as in
     Spark.
     """
@@ -83,7 +85,7 @@ def test_batches_are_those_of_sparks_own_aggregate(mode: Mode, steps: Sequence[S
 
 
 @pytest.mark.parametrize("step", ["after seal", "after sink", "after record"])
-def test_a_batch_that_runs_again_closes_and_leaves_out_the_same(step: str) -> None:
+def test_a_repeated_batch_has_the_same_late_and_due_rows(step: str) -> None:
     """After a crash the repeated batch has the same late and due rows, because the last record and Spark's offset log
     decide.
     """
@@ -120,22 +122,26 @@ def order_of(world: World, version: int, watermark_ms: int | None, rows: pa.Tabl
 def test_a_record_keeps_the_watermark_of_its_batch(tmp_path: Path) -> None:
     """A record keeps the watermark of its batch. No event times are reported, and there is no last pass."""
     world = World(tmp_path, operators=[counted()])
-    given = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([None, 7_000, 7_000, 9_000])]
-    told_of = [(order.late_watermark_ms, order.watermark_ms, order.last_pass_ms) for order in given]
-    assert told_of == [(None, None, None), (0, 7_000, None), (7_000, 7_000, None), (7_000, 9_000, None)]
+    orders = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([None, 7_000, 7_000, 9_000])]
+    watermarks = [(order.late_watermark_ms, order.watermark_ms, order.last_pass_ms) for order in orders]
+    assert watermarks == [(None, None, None), (0, 7_000, None), (7_000, 7_000, None), (7_000, 9_000, None)]
     tail = world.log().tail
     assert tail is not None
     assert (tail.watermark_ms, tail.late_watermark_ms, tail.event_times) == (9_000, 9_000, {})
 
 
-def test_what_is_behind_a_join_has_an_earlier_watermark(tmp_path: Path) -> None:
+def test_watermarks_behind_a_join_are_earlier(tmp_path: Path) -> None:
     """Behind a join, the watermarks for late and due rows are earlier by the same time, and not before 1970."""
     world = World(tmp_path, operators=[counted(shift_ms=-5_000)])
-    given = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([2_000, 20_000, 30_000])]
-    assert [(one.late_watermark_ms, one.watermark_ms) for one in given] == [(None, 0), (0, 15_000), (15_000, 25_000)]
+    orders = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([2_000, 20_000, 30_000])]
+    assert [(order.late_watermark_ms, order.watermark_ms) for order in orders] == [
+        (None, 0),
+        (0, 15_000),
+        (15_000, 25_000),
+    ]
 
 
-def test_the_driver_knows_when_the_first_is_due(tmp_path: Path) -> None:
+def test_the_driver_returns_the_earliest_due_time(tmp_path: Path) -> None:
     """The driver returns the earliest due time of processing-time expiry at the last commit. Event-time expiry is not
     included.
     """
@@ -157,24 +163,24 @@ def test_the_driver_knows_when_the_first_is_due(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "expected_message"),
     [
         (LateRule("k", "keys"), "late keys is of type string"),
         (LateRule("at", "keys"), "late keys is missing"),
         (LateRule("n"), "late rows is missing"),
     ],
 )
-def test_a_rule_names_a_timestamp(rule: LateRule, said: str) -> None:
+def test_a_late_rule_requires_a_timestamp_column(rule: LateRule, expected_message: str) -> None:
     """A late rule names a timestamp column: of the key for late keys, of the input for late rows."""
     rows = pa.schema([*KEY, ("at", pa.timestamp("ms"))])
     operator = operator_of("windows", ("end", "k"), CountedWindows(), (), rows)
     assert with_late(operator, LateRule("at")).rows.names == [*KEY.names, "at"]
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected_message):
         with_late(operator, rule)
 
 
 @pytest.mark.parametrize(("per_key_group", "executors"), [(False, 1), (True, 3)])
-def test_the_whole_store_is_answered_in_each_batch(per_key_group: bool, executors: int) -> None:
+def test_complete_mode_outputs_all_keys_in_each_batch(per_key_group: bool, executors: int) -> None:
     """In complete mode each batch outputs all keys once with their newest state, also without rows and after the loss
     of copies.
     """
@@ -185,10 +191,10 @@ def test_the_whole_store_is_answered_in_each_batch(per_key_group: bool, executor
         batches = [[(0, "a"), (11, "b")], [(1, "a")], [], [(55, key) for key in "abcdefgh"], [(1, "a"), (56, "c")], []]
         for number, times in enumerate(batches):
             complete.advance_watermark(number * 20_000)
-            for at, key in times:
-                end = at - at % 10 + 10
+            for time, key in times:
+                end = time - time % 10 + 10
                 model[end, key] = model.get((end, key), 0) + 1
             rows = told(complete.feed(rows_of(*times)))
             assert rows == sorted((*key, count) for key, count in model.items())
-            assert complete.reports[-1].keys == len({(at // 10, key) for at, key in times})
+            assert complete.reports[-1].keys == len({(time // 10, key) for time, key in times})
             complete.crash(lose_copies=number % 2 == 1)

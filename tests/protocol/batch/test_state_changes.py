@@ -106,7 +106,7 @@ def test_requests_are_applied_in_their_order(world: World) -> None:
         ({"value": [{"nothing": SECRET}]}, "RIFFLE-1606"),
     ],
 )
-def test_requests_that_do_not_fit_are_refused_without_their_text(
+def test_the_answer_of_a_refused_request_omits_key_and_value(
     world: World, arguments: dict[str, Any], error_id: str
 ) -> None:
     """A request that does not fit is refused. The answer in the log does not have the key or the value."""
@@ -118,7 +118,7 @@ def test_requests_that_do_not_fit_are_refused_without_their_text(
     assert changes(world) == []
 
 
-def test_a_request_that_has_expired_loses_its_key_too(world: World) -> None:
+def test_the_key_of_an_expired_request_is_removed(world: World) -> None:
     """An expired request is not applied, and its key is removed from the mailbox."""
     ask(world, "delete", expires_ms=0)
     world.batch(2, one(5, "c"))
@@ -129,7 +129,7 @@ def test_a_request_that_has_expired_loses_its_key_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("step", ["before change", "after change", "before run", "after seal", "after record"])
-def test_a_crash_anywhere_applies_a_change_once(world: World, step: str) -> None:
+def test_a_change_is_applied_once_despite_a_crash(world: World, step: str) -> None:
     """After a crash a change is applied once: if it has no record, the next driver applies it."""
     ask(world, "delete")
     world.crash_at = step
@@ -190,7 +190,7 @@ def test_an_idle_query_applies_a_change_at_once(world: World) -> None:
     assert SECRET.encode() not in (world.memory.get(MAILBOX) or b"")
 
 
-def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_riffle_requests_lists_a_change_without_its_key(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """`riffle state` checks the key and the value. `riffle requests` lists the request without them."""
     monkeypatch.setattr(state_edits, "_WAIT_SECONDS", 0.0)  # private: no answer arrives during the command
     common = (world.home.root, "--store", "totals", "--key", SECRET, "--request")
@@ -210,7 +210,7 @@ def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatc
     assert world.state("totals")[SECRET] == (1, 40)
 
 
-def test_a_change_whose_record_is_refused_has_no_answer(world: World) -> None:
+def test_a_change_stays_unanswered_if_the_store_refuses_its_record(world: World) -> None:
     """If the store refuses the record of a change, the request has no answer and is applied later."""
 
     def refuse() -> None:

@@ -72,7 +72,7 @@ class BehindClock(ManualClock):
 
 
 @given(WILLS)
-def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
+def test_decoded_requests_equal_the_encoded_ones(will: StoredRequests) -> None:
     """Stored requests are equal after encoding and decoding, with fields of later versions. Without requests they take
     no bytes.
     """
@@ -82,24 +82,24 @@ def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
 
 
 @given(st.sampled_from(OURS), JSON)
-def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
+def test_any_stored_requests_are_read_unchanged_or_refused(name: str, drawn: object) -> None:
     """Any content of stored requests is either read and written back unchanged, or refused with CorruptStateError."""
     with contextlib.suppress(CorruptStateError):
         read = read_requests({name: drawn}).to_json()
         assert read.get(name, []) == (sorted(drawn) if isinstance(drawn, list) else drawn or [])
 
 
-def test_settings_are_those_that_differ_and_come_back_checked() -> None:
+def test_only_changed_settings_are_stored_and_checked_when_read() -> None:
     """Only changed settings are stored, and they are checked when read. Settings that this version does not know or
     allow are kept, but not applied.
     """
     started = Settings(num_standbys=1, key_groups=4)
     now = started.but(num_standbys=2, rack_aware_assignment_tags=["zone"])
-    told = changed_settings(started, now)
-    assert told == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
-    assert apply_stored_settings(started, told) == (now, {})
+    stored = changed_settings(started, now)
+    assert stored == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
+    assert apply_stored_settings(started, stored) == (now, {})
     strange = {"of_tomorrow": [1], "max_warmup_replicas": -1, "key_groups": 8}
-    assert apply_stored_settings(started, {**told, **strange}) == (now, strange)
+    assert apply_stored_settings(started, {**stored, **strange}) == (now, strange)
 
 
 def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
@@ -109,7 +109,7 @@ def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) 
     return world
 
 
-def test_drains_pins_slots_and_settings_survive_with_a_batch(tmp_path: Path) -> None:
+def test_a_new_driver_applies_the_requests_in_the_record_of_a_batch(tmp_path: Path) -> None:
     """Requests are stored in the record of a batch. The first batch of the next driver applies and reports them."""
     world = Elastic(tmp_path, executors=(), retained_versions=100)
     for name in THREE:
@@ -134,20 +134,20 @@ def test_drains_pins_slots_and_settings_survive_with_a_batch(tmp_path: Path) -> 
     world.check_state()
 
 
-def test_what_ends_is_gone_from_the_next_record(tmp_path: Path) -> None:
+def test_undone_requests_are_not_in_the_next_record(tmp_path: Path) -> None:
     """Requests that were undone are not in the next record, and the next driver has none."""
     world = running(tmp_path)
-    asked, started = world.driver.operations, world.driver.settings
-    asked.drain("1")
-    asked.pin(0, "2")
-    asked.reconfigure(started, {"num_standbys": 1})
+    driver_operations, started = world.driver.operations, world.driver.settings
+    driver_operations.drain("1")
+    driver_operations.pin(0, "2")
+    driver_operations.reconfigure(started, {"num_standbys": 1})
     world.feed()
     world.start()
     world.feed()
-    asked = world.driver.operations
-    asked.undrain("1")
-    asked.unpin(0)
-    asked.reconfigure(world.driver.settings, {"num_standbys": started.num_standbys})
+    driver_operations = world.driver.operations
+    driver_operations.undrain("1")
+    driver_operations.unpin(0)
+    driver_operations.reconfigure(world.driver.settings, {"num_standbys": started.num_standbys})
     world.feed()
     tail = world.log().tail
     assert tail is not None
@@ -158,7 +158,7 @@ def test_what_ends_is_gone_from_the_next_record(tmp_path: Path) -> None:
     assert len(world.owned("1")) == 2
 
 
-def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> None:
+def test_requests_between_batches_take_one_record_and_one_put(tmp_path: Path) -> None:
     """Without a batch, stored requests are one record of one put. A later look sends nothing."""
     world = running(tmp_path, retained_for=3600)
     world.rest(3)
@@ -182,7 +182,7 @@ def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> No
     world.check_state()
 
 
-def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
+def test_the_last_batch_is_a_repeat_after_a_record_of_requests(tmp_path: Path) -> None:
     """After a record of requests, the last batch is recognised as a repeat."""
     world = running(tmp_path, deliver_after_commit=True)
     world.driver.operations.drain("1")
@@ -199,7 +199,7 @@ def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["before requests", "after requests"])
-def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Path, step: str) -> None:
+def test_a_crash_at_a_record_of_requests_keeps_all_or_none(tmp_path: Path, step: str) -> None:
     """If the driver crashes at a record of requests, the next driver applies all or none of them."""
     world = running(tmp_path)
     owned = world.owned("1")
@@ -214,7 +214,7 @@ def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Pa
     world.check_state()
 
 
-def test_a_fenced_driver_cannot_leave_a_will(tmp_path: Path) -> None:
+def test_a_fenced_driver_stores_no_requests(tmp_path: Path) -> None:
     """A fenced driver stores no requests, because the new driver's claim refuses its put."""
     world = running(tmp_path)
     old = world.driver
@@ -232,7 +232,7 @@ def test_a_fenced_driver_cannot_leave_a_will(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["answer_lost", "unavailable"])
-def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, kind: Any) -> None:
+def test_an_unclear_record_of_requests_is_resolved_later(tmp_path: Path, kind: Any) -> None:
     """If the put of the record is unclear, later looks wait longer, and a look or batch finds out whether it was
     committed.
     """
@@ -255,7 +255,7 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
     world.check_state()
 
 
-def test_a_wait_for_a_lost_member_survives(tmp_path: Path) -> None:
+def test_a_new_driver_continues_the_wait_for_a_lost_member(tmp_path: Path) -> None:
     """A new driver waits for a lost member for the rest of the delay. No member warms up, and the member gets its tasks
     back.
     """
@@ -279,7 +279,7 @@ def test_a_wait_for_a_lost_member_survives(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_a_wait_ends_when_it_would_have(tmp_path: Path) -> None:
+def test_the_wait_for_a_lost_member_includes_time_without_a_driver(tmp_path: Path) -> None:
     """The time without a driver counts for the wait. When it is over, the lost tasks are distributed and forgotten."""
     world = running(tmp_path, scheduled_rebalance_max_delay=DELAY, num_standbys=1)
     world.cluster.lose("1")
@@ -292,7 +292,7 @@ def test_a_wait_ends_when_it_would_have(tmp_path: Path) -> None:
     assert not world.ownership.membership.lost
 
 
-def test_no_wait_began_in_the_future(tmp_path: Path) -> None:
+def test_a_driver_whose_clock_is_behind_waits_for_the_delay_only(tmp_path: Path) -> None:
     """A new driver whose clock is behind waits for the delay only."""
     world = running(tmp_path, scheduled_rebalance_max_delay=DELAY)
     world.cluster.lose("1")
@@ -306,7 +306,7 @@ def test_no_wait_began_in_the_future(tmp_path: Path) -> None:
     assert not world.ownership.membership.lost
 
 
-def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_path: Path) -> None:
+def test_a_restart_in_the_same_process_keeps_unrecorded_requests(tmp_path: Path) -> None:
     """If a query starts again in the same process, requests that this driver got since the last record stay in effect.
     If another driver ran in between, its record applies.
     """
@@ -327,7 +327,7 @@ def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_pat
     assert first.operations.requests.drained == {world.member("2")} != {member}
 
 
-def test_full_records_tell_the_will_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_record_has_all_stored_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full record has all members, standbys, drains and pins."""
     full_record_every(4, monkeypatch)
     world = running(tmp_path, num_standbys=1)
@@ -354,7 +354,7 @@ def files(tmp_path: Path, version: int) -> str:
     return str(checkpoint)
 
 
-def test_a_rollback_keeps_the_newest_will(tmp_path: Path) -> None:
+def test_a_rollback_keeps_the_newest_requests(tmp_path: Path) -> None:
     """A rollback keeps the newest requests, because no batch made them."""
     world = running(tmp_path, root=f"file://{tmp_path}/root")
     fed = dict(world.fed)
@@ -369,7 +369,7 @@ def test_a_rollback_keeps_the_newest_will(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_another_dispatch_ends_pins_and_keeps_drains(tmp_path: Path) -> None:
+def test_a_changed_dispatch_removes_pins_and_keeps_drains(tmp_path: Path) -> None:
     """A change of the dispatch removes pins, because the key-groups have other keys, and keeps drains. A rollback does
     not restore the pins.
     """
@@ -394,7 +394,7 @@ def test_another_dispatch_ends_pins_and_keeps_drains(tmp_path: Path) -> None:
     assert (tail.total, tail.orders) == (6, {"drained": [member]})
 
 
-def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path) -> None:
+def test_unreadable_stored_requests_are_refused_before_the_claim(tmp_path: Path) -> None:
     """Stored requests that this version cannot read are refused with a remedy, before the claim. So a newer version is
     not fenced.
     """
@@ -409,7 +409,7 @@ def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path
     assert world.memory.list("") == before
 
 
-def test_what_a_later_version_asked_for_is_carried_on(tmp_path: Path) -> None:
+def test_requests_of_a_later_version_are_stored_unchanged(tmp_path: Path) -> None:
     """Requests of a later version are stored unchanged and not applied. A warning lists its settings."""
     world = running(tmp_path)
     log, later = world.log(), {"include": {"zone": ["a"]}, "settings": {"of_tomorrow": [1], "num_standbys": 1}}

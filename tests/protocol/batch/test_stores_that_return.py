@@ -70,7 +70,7 @@ def checkpoint_in(folder: Path, query_id: str, batches: int) -> str:
 
 
 @pytest.mark.parametrize("without", ["not durable", "left out"])
-def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: Path) -> None:
+def test_a_store_that_lacks_batches_is_refused(without: str, tmp_path: Path) -> None:
     """The error names the store, nothing is written, and the job without the store continues."""
     world = with_a_gap(tmp_path, WITHOUT[without])
     restarted(world, two_stores())
@@ -84,7 +84,7 @@ def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: P
 
 
 @pytest.mark.parametrize(("without", "lost"), [("not durable", False), ("left out", True)])
-def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, tmp_path: Path) -> None:
+def test_an_accepted_store_continues_with_its_earlier_batches(without: str, lost: bool, tmp_path: Path) -> None:
     """An accepted store continues with its own earlier batches, with one warning."""
     world = with_a_gap(tmp_path, WITHOUT[without])
     if lost:
@@ -102,7 +102,7 @@ def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, 
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_leaving_a_store_out_is_a_warning_once(without: str, tmp_path: Path) -> None:
+def test_omitting_a_store_is_a_warning_once(without: str, tmp_path: Path) -> None:
     """The first batch without a store has a warning with the store and the batch to return to."""
     world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
@@ -113,7 +113,7 @@ def test_leaving_a_store_out_is_a_warning_once(without: str, tmp_path: Path) -> 
     assert world.batch(2, one(1)).warnings == ()
 
 
-def test_a_store_without_rows_lacks_none(tmp_path: Path) -> None:
+def test_a_store_without_rows_lacks_no_batches(tmp_path: Path) -> None:
     """Batches without rows, or without rows of some keys, leave every store complete."""
     world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
@@ -126,7 +126,7 @@ def test_a_store_without_rows_lacks_none(tmp_path: Path) -> None:
     assert world.state("totals")["a"] == (2, 2)
 
 
-def test_a_new_store_lacks_nothing(tmp_path: Path) -> None:
+def test_a_new_store_lacks_no_batches(tmp_path: Path) -> None:
     """A new store is complete from its first batch on."""
     world = World(tmp_path, operators=[tails()])
     world.batch(0, one(1))
@@ -210,7 +210,7 @@ def warnings_of(world: World, version: int, *accepted: str, operators: Sequence[
 
 
 @pytest.mark.parametrize("name", ["totals", "count", "nonsense"])
-def test_an_accepted_name_that_nothing_needs_is_a_warning_once_at_the_start(name: str, tmp_path: Path) -> None:
+def test_an_unneeded_accepted_name_is_a_warning_at_the_start(name: str, tmp_path: Path) -> None:
     """An accepted name that nothing needs is a warning, because it would accept a later change."""
     world = World(tmp_path, operators=two_stores())
     for version in range(2):
@@ -224,7 +224,7 @@ def named(name: str, function: Accumulator) -> Operator:
     return operator_of("totals", ["k"], aggregate(**{name: function}), (), ROWS)
 
 
-def test_a_result_that_continues_with_another_meaning_is_a_warning(tmp_path: Path) -> None:
+def test_a_result_with_a_changed_function_is_a_warning(tmp_path: Path) -> None:
     """A result that continues with another function has a warning. After that batch, the accepted name is no longer
     needed.
     """
@@ -236,7 +236,7 @@ def test_a_result_that_continues_with_another_meaning_is_a_warning(tmp_path: Pat
     assert [warning[:13] for warning in unneeded] == ["[RIFFLE-0801]"] * 2
 
 
-def test_a_needed_name_with_a_comma_may_contain_another_needed_name(tmp_path: Path) -> None:
+def test_an_accepted_name_may_contain_a_comma(tmp_path: Path) -> None:
     """Accepted names are split at commas, and a name with a comma is matched all the same."""
 
     def both(function: Callable[[str], Accumulator]) -> Operator:

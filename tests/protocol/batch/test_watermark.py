@@ -61,12 +61,12 @@ def events(*times: int | None, key: str = "a", other: int | None = None) -> pa.T
 
 def tail(world: World) -> Record:
     """Return the newest record."""
-    found = world.log().tail
-    assert found is not None
-    return found
+    record = world.log().tail
+    assert record is not None
+    return record
 
 
-def told(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Order]:
+def orders_of_batch(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Order]:
     """Run a batch and return the order of each operator."""
     seen: dict[str, Order] = {}
 
@@ -83,16 +83,16 @@ def times_of(order: Order) -> tuple[int | None, int | None, int | None]:
     return order.late_watermark_ms, order.watermark_ms, order.last_pass_ms
 
 
-def test_a_batch_counts_for_the_next_and_its_rows_are_late_one_later(tmp_path: Path) -> None:
+def test_late_rows_use_a_watermark_of_one_batch_less_than_timers(tmp_path: Path) -> None:
     """Timers use the watermark of all earlier batches, and late rows that of one batch less, as in Spark."""
     world = World(tmp_path, operators=[counted()])
-    given = [times_of(told(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
-    assert given == [(None, None, None), (0, 4_000, None), (4_000, 9_000, None), (9_000, 14_000, None)]
+    watermarks = [times_of(orders_of_batch(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
+    assert watermarks == [(None, None, None), (0, 4_000, None), (4_000, 9_000, None), (9_000, 14_000, None)]
     record = tail(world)
     assert (record.late_watermark_ms, record.watermark_ms, record.event_times) == (14_000, 19_000, {"seen": 20_000})
 
 
-def test_a_watermark_never_goes_back_and_stays_without_rows(tmp_path: Path) -> None:
+def test_a_watermark_never_decreases(tmp_path: Path) -> None:
     """Older rows, rows without a time and empty batches do not change the watermark. The watermark for late rows
     catches up.
     """
@@ -105,7 +105,7 @@ def test_a_watermark_never_goes_back_and_stays_without_rows(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_late_rows_are_those_of_sparks_rule(tmp_path: Path, seed: int) -> None:
+def test_late_rows_equal_those_of_sparks_rule(tmp_path: Path, seed: int) -> None:
     """The late rows equal those of a model of Spark's rule, over batches, restarts and several slots."""
     chance = random.Random(seed)
     world = World(tmp_path, operators=[counted()], seed=seed)
@@ -126,7 +126,7 @@ def test_late_rows_are_those_of_sparks_rule(tmp_path: Path, seed: int) -> None:
     assert {key: rows for key, (rows,) in world.state("seen").items()} == {k: n for k, n in kept.items() if n}
 
 
-def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
+def test_the_minimum_watermark_of_several_operators_applies(tmp_path: Path) -> None:
     """With several operators the minimum watermark applies, as in Spark's default policy."""
     world = World(tmp_path, operators=[counted("quick", delay_ms=100), counted("slow", delay_ms=4_000)])
     world.batch(0, events(10_000))
@@ -134,7 +134,7 @@ def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
     assert tail(world).event_times == {"quick": 10_000, "slow": 10_000}
 
 
-def test_older_rows_take_no_operator_back(tmp_path: Path) -> None:
+def test_older_rows_do_not_lower_the_event_time_of_an_operator(tmp_path: Path) -> None:
     """Each operator keeps its latest event time, and older rows do not lower it."""
     world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])
     world.batch(0, events(20_000, other=5_000))
@@ -143,7 +143,7 @@ def test_older_rows_take_no_operator_back(tmp_path: Path) -> None:
     assert tail(world).watermark_ms == 19_000
 
 
-def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> None:
+def test_an_operator_without_event_times_holds_the_watermark_back(tmp_path: Path) -> None:
     """An operator without any event time holds the watermark back. One with old event times holds it at its latest one,
     as in Spark.
     """
@@ -155,7 +155,7 @@ def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> No
     assert reached == [0, 4_000, 8_000, 19_000]
 
 
-def test_with_policy_max_the_fastest_decides(tmp_path: Path) -> None:
+def test_policy_max_uses_the_maximum_watermark(tmp_path: Path) -> None:
     """With policy `max` the maximum watermark applies to all operators, also in the last pass."""
     world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", column="other")])
     reached = []
@@ -164,13 +164,13 @@ def test_with_policy_max_the_fastest_decides(tmp_path: Path) -> None:
         reached.append(tail(world).watermark_ms)
     assert reached == [4_000, 8_000, 19_000, 19_000]
     assert world.state("a") == {"a": (3,)}
-    orders = told(world, 4, events(1_000, other=40_000), watermark_policy="max", available_now=True)
+    orders = orders_of_batch(world, 4, events(1_000, other=40_000), watermark_policy="max", available_now=True)
     assert [order.last_pass_ms for order in orders] == [39_000, None]
     world.batch(5, events(50_000, other=30_000), watermark_policy="min")
     assert tail(world).watermark_ms == 39_000
 
 
-def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> None:
+def test_a_changed_delay_never_decreases_the_watermark(tmp_path: Path) -> None:
     """With a longer delay the watermark stays until event times catch up. A shorter delay applies at once."""
     world = World(tmp_path, operators=[counted()])
     reached = []
@@ -182,50 +182,50 @@ def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> 
     assert reached == [9_000, 9_000, 9_900]
 
 
-def test_an_operator_without_a_watermark_drops_nothing(tmp_path: Path) -> None:
+def test_an_operator_without_a_watermark_drops_no_rows(tmp_path: Path) -> None:
     """An operator without a watermark column drops no rows, and gets the watermark of the query."""
     plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
     world = World(tmp_path, operators=[plain, counted()])
     for version, time in enumerate([50_000, 50_000, 1_000]):
-        orders = told(world, version, events(time))
+        orders = orders_of_batch(world, version, events(time))
     assert [order.watermark_ms for order in orders] == [49_000, 49_000]
     assert world.state("all") == {"a": (3,)}
     assert world.state("seen") == {"a": (2,)}
 
 
-def test_without_any_watermark_the_record_has_sparks_own(tmp_path: Path) -> None:
+def test_records_have_sparks_watermark_without_a_watermark_column(tmp_path: Path) -> None:
     """Without a watermark column, records have Spark's watermark. It applies one batch later and never decreases."""
     plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
     world = World(tmp_path, operators=[plain])
-    assert told(world, 0, events(1), watermark_ms=None)[0].watermark_ms is None
-    assert told(world, 1, events(1), watermark_ms=700)[0].watermark_ms is None
-    assert told(world, 2, events(1), watermark_ms=600)[0].watermark_ms == 700
+    assert orders_of_batch(world, 0, events(1), watermark_ms=None)[0].watermark_ms is None
+    assert orders_of_batch(world, 1, events(1), watermark_ms=700)[0].watermark_ms is None
+    assert orders_of_batch(world, 2, events(1), watermark_ms=600)[0].watermark_ms == 700
     assert (tail(world).watermark_ms, tail(world).late_watermark_ms, tail(world).event_times) == (700, None, {})
 
 
-def test_where_no_batch_may_follow_a_last_pass_goes_by_the_batch_itself(tmp_path: Path) -> None:
+def test_the_last_pass_of_available_now_uses_its_own_watermark(tmp_path: Path) -> None:
     """With AvailableNow the last pass uses the watermark of the batch itself. Rows of a later run are late by it."""
     world = World(tmp_path, operators=[counted(mode="EventTime")])
     world.batch(0, events(10_000))
-    assert times_of(told(world, 1, events(20_000), available_now=True)[0]) == (0, 9_000, 19_000)
+    assert times_of(orders_of_batch(world, 1, events(20_000), available_now=True)[0]) == (0, 9_000, 19_000)
     assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (19_000, 19_000)
-    assert times_of(told(world, 2, events(), available_now=True)[0]) == (19_000, 19_000, 19_000)
-    assert times_of(told(world, 3, events(30_000))[0]) == (19_000, 19_000, None)
+    assert times_of(orders_of_batch(world, 2, events(), available_now=True)[0]) == (19_000, 19_000, 19_000)
+    assert times_of(orders_of_batch(world, 3, events(30_000))[0]) == (19_000, 19_000, None)
     assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (19_000, 29_000)
 
 
-def test_a_last_pass_is_for_timers_of_event_time_alone(tmp_path: Path) -> None:
+def test_only_event_time_timers_cause_a_last_pass(tmp_path: Path) -> None:
     """Only operators with event-time timers have a last pass. Without any, the input is not read for it."""
     world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", delay_ms=3_000)])
-    orders = told(world, 0, events(10_000), available_now=True)
+    orders = orders_of_batch(world, 0, events(10_000), available_now=True)
     assert [order.last_pass_ms for order in orders] == [7_000, None]
     quiet = World(tmp_path / "quiet", operators=[counted(mode="ProcessingTime")])
-    assert told(quiet, 0, events(10_000), available_now=True)[0].last_pass_ms is None
+    assert orders_of_batch(quiet, 0, events(10_000), available_now=True)[0].last_pass_ms is None
     assert tail(quiet).late_watermark_ms == 0
 
 
 @pytest.mark.parametrize("step", ["after seal", "after sink", "after record"])
-def test_a_batch_that_runs_again_has_the_same_times(tmp_path: Path, step: str) -> None:
+def test_a_repeated_batch_has_the_same_late_rows_and_watermark(tmp_path: Path, step: str) -> None:
     """A repeated batch has the same late rows and watermark, because the last record decides."""
     world = World(tmp_path, operators=[counted(mode="EventTime")])
     for version in range(2):
@@ -266,7 +266,7 @@ def test_a_rollback_takes_the_watermark_back(tmp_path: Path, checkpoint: Path) -
     assert '"nextBatchWatermarkMs":77' in (checkpoint / "commits" / "1").read_text()
 
 
-def test_adopted_state_begins_with_no_watermark_of_its_own(tmp_path: Path, checkpoint: Path) -> None:
+def test_adopted_state_has_no_watermark(tmp_path: Path, checkpoint: Path) -> None:
     """Adopted state has no watermark, so that no row of the new query's input is late."""
     world = World(tmp_path, operators=[counted()])
     (checkpoint / "offsets" / "2").write_text('v1\n{"batchWatermarkMs":77}\n{"logOffset":1}')
@@ -278,7 +278,7 @@ def test_adopted_state_begins_with_no_watermark_of_its_own(tmp_path: Path, check
 
 
 @pytest.mark.parametrize(("spark_ms", "adopted_ms"), [(77, 77), (0, None)])
-def test_a_query_with_sparks_watermark_continues_with_that_of_its_checkpoint(
+def test_an_adopting_query_continues_sparks_watermark(
     tmp_path: Path, checkpoint: Path, spark_ms: int, adopted_ms: int | None
 ) -> None:
     """A query with Spark's watermark continues with the watermark of the adopted checkpoint, as Spark does. 0 means
@@ -292,7 +292,7 @@ def test_a_query_with_sparks_watermark_continues_with_that_of_its_checkpoint(
     assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (adopted_ms, adopted_ms)
 
 
-def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
+def test_only_parts_of_a_key_group_change_its_next_timer() -> None:
     """A part sets or removes the next timer of its key-group. Other key-groups keep theirs."""
     before = Manifest({("seen", 1): Entry(timer_ms=10), ("seen", 2): Entry(timer_ms=20), ("seen", 3): Entry()})
     parts = (Part(1, 0, 5, 7, 1, timer_ms=None), Part(3, 5, 5, 7, 1, timer_ms=30), Part(4, 9, 5, 7, 1, timer_ms=40))
@@ -302,14 +302,14 @@ def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
     assert after.entry("seen", 3).chain == (Link(Head(6, "1-aa"), 5, 5, 7, 1),)
 
 
-def test_a_cache_has_timers_too() -> None:
+def test_the_driver_keeps_the_next_timers_of_a_cache() -> None:
     """The entries of a cache are in the driver and have the next timer of its key-groups."""
     caches = CacheEntries()
     caches.replace_entries([Receipt("seen", 0, "1-aa", 6, "m", "1", parts=(Part(3, 0, 5, 7, 1, timer_ms=30),))])
     assert caches.entries["seen", 3].timer_ms == 30
 
 
-def test_the_event_time_column_reaches_the_slots_and_no_other_does(tmp_path: Path) -> None:
+def test_the_event_time_column_is_sent_to_the_slots(tmp_path: Path) -> None:
     """The event-time column is sent to the slots, although the function does not use it."""
     assert counted().rows.names == ["k", "ts"]
     assert operator_of("seen", ["k"], ByEventTime(), (), EVENTS).rows.names == ["k"]

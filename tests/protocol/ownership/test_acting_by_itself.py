@@ -36,11 +36,11 @@ RACKS = {0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",)}
 class Counting:
     """The default assignor with a count of its calls."""
 
-    asked = 0
+    calls = 0
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the default assignment and count the call."""
-        Counting.asked += 1
+        Counting.calls += 1
         return assign(before, replace(settings, assignor="high_availability"))
 
 
@@ -65,7 +65,7 @@ class Racked(Elastic):
         self.ownership.placement.weights.set_partition_racks(
             {("events", partition): held for partition, held in RACKS.items()}
         )
-        Counting.asked = 0
+        Counting.calls = 0
 
     def batch(
         self,
@@ -90,7 +90,7 @@ class Racked(Elastic):
         return {group for group, owner in owners if self.rack(owner) not in RACKS[self.partition_of(group)]}
 
 
-def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> None:
+def test_owners_move_to_the_racks_of_their_rows(tmp_path: Path) -> None:
     """Within a few batches each owner is in the rack that its rows come from, and each standby in the other rack. Then
     no assignment is computed any more.
     """
@@ -103,28 +103,28 @@ def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> Non
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
     present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
-    asked = Counting.asked
+    calls = Counting.calls
     assert [world.feed().moves for _ in range(12)] == [()] * 12
-    assert Counting.asked == asked
+    assert Counting.calls == calls
     world.check_state()
 
 
-@pytest.mark.parametrize("rows", ["of any partition", "of one rack"])
+@pytest.mark.parametrize("rows", ["all partitions", "one rack"])
 @pytest.mark.sample(step=2)
-def test_where_racks_have_nothing_to_gain_nothing_is_assigned_again(tmp_path: Path, rows: str) -> None:
+def test_no_further_assignment_runs_if_racks_gain_nothing(tmp_path: Path, rows: str) -> None:
     """If rows of a key-group come from all racks, nothing moves. If all rows come from one rack but balance needs
     owners in both, one assignment finds that.
     """
     chance = random.Random(1)
-    world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "of any partition" else lambda _: 0)
+    world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "all partitions" else lambda _: 0)
     world.feed()
-    began = Counting.asked
+    began = Counting.calls
     reports = [world.feed() for _ in range(12)]
     assert [report.moves for report in reports] == [()] * 12
-    assert Counting.asked - began == (0 if rows == "of any partition" else 1)
+    assert Counting.calls - began == (0 if rows == "all partitions" else 1)
 
 
-def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> None:
+def test_partition_dispatch_uses_racks_from_the_first_batch(tmp_path: Path) -> None:
     """With `partition` dispatch the racks of the rows are known before the first batch, so no owner moves later."""
     world = Racked(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
     racks = {number: "ab"[number % 4 // 2] for number in range(8)}
@@ -143,7 +143,7 @@ def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> None:
+def test_a_hot_key_causes_one_warning_and_no_repeated_assignments(tmp_path: Path) -> None:
     """Other key-groups leave the member with a hot key, and one warning names its key-group. While the load is the
     same, no more assignments are computed.
     """
@@ -152,18 +152,18 @@ def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> N
     hot = [world.keys[3][0]] * 500
     keys = [*hot, *world.of_groups(set(range(16)))]
     reports = [world.feed(keys=keys) for _ in range(25)]
-    told = warnings(reports, "RIFFLE-0761")
-    assert len(told) == 1
-    assert "Key-group 3 " in told[0]
-    asked = Counting.asked
-    assert asked < 15
+    hot_key_warnings = warnings(reports, "RIFFLE-0761")
+    assert len(hot_key_warnings) == 1
+    assert "Key-group 3 " in hot_key_warnings[0]
+    calls = Counting.calls
+    assert calls < 15
     reports = [world.feed(keys=keys) for _ in range(25)]
-    assert Counting.asked == asked
+    assert Counting.calls == calls
     assert not warnings(reports, "RIFFLE-0761")
     cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
     for _ in range(10):
         world.feed(keys=cool)
-    assert Counting.asked > asked, "another load starts an assignment"
+    assert Counting.calls > calls, "another load starts an assignment"
     world.check_state()
 
 
@@ -176,7 +176,7 @@ def behind(world: Elastic, most: int = 40) -> list[BatchReport]:
     return reports
 
 
-def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Path) -> None:
+def test_standbys_that_fall_behind_move_with_one_warning(tmp_path: Path) -> None:
     """After ten batches a warning has the executor without upkeep, its standbys and their lag. Other members take the
     standbys over.
     """
@@ -211,7 +211,7 @@ def on_a_disk(world: Elastic, executor: str, others: float, each: float) -> None
 
 
 @pytest.mark.long
-def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: Path) -> None:
+def test_key_groups_leave_a_full_disk_two_at_a_time(tmp_path: Path) -> None:
     """Two key-groups at a time leave a member whose disk is above the limit, and their copies are deleted. With space
     again the member gets its share back.
     """
@@ -243,7 +243,7 @@ def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: 
     world.check_state()
 
 
-def test_beyond_the_flood_mark_all_that_is_not_owned_goes_at_once(tmp_path: Path) -> None:
+def test_all_standbys_leave_a_nearly_full_disk_at_once(tmp_path: Path) -> None:
     """On a nearly full disk, standbys leave with the next batch. Owned tasks leave when other members are caught up."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1)
     world.feed(4)
@@ -260,7 +260,7 @@ def test_beyond_the_flood_mark_all_that_is_not_owned_goes_at_once(tmp_path: Path
     world.check_state()
 
 
-def test_one_slow_key_group_with_few_rows_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_key_group_with_few_rows_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key-group with few but slow rows is found by its time in user code. Other key-groups leave its member, and a
     warning names it. A single slow batch moves nothing. The test sets the clock.
     """
@@ -289,7 +289,7 @@ def test_one_slow_key_group_with_few_rows_is_seen(tmp_path: Path, monkeypatch: p
     assert sum(report.restores for report in reports) == 0
 
 
-def test_sticky_gives_a_member_that_is_back_what_it_had(tmp_path: Path) -> None:
+def test_sticky_returns_its_tasks_to_a_returned_member(tmp_path: Path) -> None:
     """With the sticky assignor a returned member gets its tasks back and restores nothing."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), assignor="sticky")
     world.feed(3)

@@ -34,7 +34,7 @@ def reconfigured(world: Elastic, **changes: object) -> None:
     world.settle()
 
 
-def test_members_are_excluded_and_included_while_a_query_runs(tmp_path: Path) -> None:
+def test_members_are_excluded_and_included_live(tmp_path: Path) -> None:
     """Members are excluded and included by attributes without a restore. Drained members stay drained."""
     world = Elastic(tmp_path, executors=THREE)
     world.feed(4)
@@ -53,7 +53,7 @@ def test_members_are_excluded_and_included_while_a_query_runs(tmp_path: Path) ->
     world.check_state()
 
 
-def test_rebalancing_is_switched_off_and_on_while_a_query_runs(tmp_path: Path) -> None:
+def test_rebalancing_is_switched_off_and_on_live(tmp_path: Path) -> None:
     """With `rebalance_enable = none` a new member gets nothing. A custom assignor can limit the moves to one."""
 
     def one_at_once(view: View, settings: AssignSettings) -> Assignment:
@@ -87,7 +87,7 @@ class Tenants:
         return assign(before, replace(settings, assignor="high_availability"))
 
 
-def test_a_class_is_made_once_a_query(tmp_path: Path) -> None:
+def test_each_query_has_one_assignor_instance(tmp_path: Path) -> None:
     """Each query has one instance of the assignor class, which computes all its assignments."""
     Tenants.made = 0
     worlds = [Elastic(tmp_path / name, assignor=f"{__name__}.Tenants") for name in ("one", "two")]
@@ -96,9 +96,9 @@ def test_a_class_is_made_once_a_query(tmp_path: Path) -> None:
         world.cluster.add("3")
         world.settle()
     assert Tenants.made == 2
-    asked = [world.driver.settings.assignor for world in worlds]
-    assert asked[0] is not asked[1]
-    assert all(len(one.seen) > 1 for one in asked if isinstance(one, Tenants))
+    assignors = [world.driver.settings.assignor for world in worlds]
+    assert assignors[0] is not assignors[1]
+    assert all(len(used_assignor.seen) > 1 for used_assignor in assignors if isinstance(used_assignor, Tenants))
 
 
 class Hears(RebalanceListener):
@@ -113,14 +113,14 @@ class Hears(RebalanceListener):
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
-def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, dispatch: str) -> None:
+def test_listeners_and_assignors_get_topics_and_partitions(tmp_path: Path, dispatch: str) -> None:
     """With partition and hashed dispatch, listeners and assignors get topics and partitions."""
     seen = Tenants()
     world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), Hears()
     world.driver.ownership.placement.listener = listener
     report = world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
-    told = {("events", 0), ("events", 1), ("events", 2)}
-    assert {(move["topic"], move["partition"]) for move in listener.heard} <= told
+    partitions = {("events", 0), ("events", 1), ("events", 2)}
+    assert {(move["topic"], move["partition"]) for move in listener.heard} <= partitions
     assert ("events", 2) in {(move["topic"], move["partition"]) for move in listener.heard}
     assert not any("key_group" in move for move in listener.heard)
     assert all("key_group" in move and "topic" in move for move in report.moves)
@@ -128,7 +128,7 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
         assert {(each.topic, each.partition) for each in seen.seen[-1]} >= {("events", 2)}
     place = world.driver.ownership.placement.place_of(task(0))
     assert place is not None
-    assert (place.topic, place.partition) in told
+    assert (place.topic, place.partition) in partitions
     assert place.topic is not None
     assert place.partition is not None
     assert world.driver.ownership.placement.task_of((place.topic, place.partition), None) == task(0)
@@ -136,7 +136,7 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
         world.driver.ownership.placement.task_of(("orders", 0), None)
 
 
-def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
+def test_the_location_of_a_key_names_the_executor_that_ran_it(tmp_path: Path) -> None:
     """The location of a key has the key-group, owner, executor, host and standbys. It is unknown before the first
     assignment.
     """
@@ -159,13 +159,13 @@ def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [7, ("a", "b"), {"other": "a"}, {"k": 7}])
-def test_what_is_no_key_is_refused_with_its_columns(key: object) -> None:
+def test_an_invalid_key_is_refused_with_the_key_columns(key: object) -> None:
     """A key must be a value, or for several columns a tuple or mapping."""
     with pytest.raises(ConfigError, match="RIFFLE-0232"):
         totals().key_group_of(key, 6)
 
 
-def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
+def test_members_report_their_load_and_lag_growth(tmp_path: Path) -> None:
     """The load of a member is its rows per batch. If copies of a member do not follow the log, its lag grows."""
     world = Elastic(tmp_path, num_standbys=1, acceptable_recovery_lag=1_000_000)
     world.feed(4)
@@ -190,7 +190,7 @@ def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
     assert states["1"].lag_trend == 0
 
 
-def test_rows_of_all_stores_count_as_the_same_work() -> None:
+def test_the_work_of_a_key_group_is_summed_over_all_stores() -> None:
     """The measured work of a key-group is that of all stores together."""
     weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
@@ -199,7 +199,7 @@ def test_rows_of_all_stores_count_as_the_same_work() -> None:
 
 
 @pytest.mark.parametrize("odd", [True, "3"])
-def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> None:
+def test_only_integers_can_be_pinned(tmp_path: Path, odd: object) -> None:
     """Only integers, also of NumPy, can be pinned, because records must be readable."""
     world = Elastic(tmp_path)
     world.feed()
@@ -208,7 +208,7 @@ def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> N
     assert world.ownership.placement.task_of(np.int64(2), None) == task(2)  # type: ignore[arg-type]
 
 
-def test_a_shard_that_no_partition_has_cannot_be_pinned(tmp_path: Path) -> None:
+def test_a_shard_of_an_unknown_partition_cannot_be_pinned(tmp_path: Path) -> None:
     """With `partition` dispatch only numbers of known partitions can be pinned."""
     world = World(tmp_path, dispatch="partition", key_groups=16)
     world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
@@ -218,7 +218,7 @@ def test_a_shard_that_no_partition_has_cannot_be_pinned(tmp_path: Path) -> None:
         world.driver.ownership.placement.task_of(read, None)
 
 
-def test_members_that_are_excluded_are_not_those_among_which_work_is_level(tmp_path: Path) -> None:
+def test_excluded_members_do_not_count_for_balance(tmp_path: Path) -> None:
     """Excluded members do not count as unbalanced, and cause neither moves nor warnings."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=0)
     world.feed(2)

@@ -82,7 +82,7 @@ class Interleaved:
 
 
 @given(ACTS)
-def test_no_copy_goes_that_was_reported_and_not_answered_i9(acts: list[tuple[str, object, object]]) -> None:
+def test_no_copy_is_removed_before_its_report_is_answered_i9(acts: list[tuple[str, object, object]]) -> None:
     """No removed copy was unanswered or has a place in the current assignment, and each copy is removed once."""
     world = Interleaved()
     for what, one, other in acts:
@@ -93,7 +93,7 @@ def test_no_copy_goes_that_was_reported_and_not_answered_i9(acts: list[tuple[str
 
 
 @given(ACTS)
-def test_what_stays_idle_goes_in_the_end(acts: list[tuple[str, object, object]]) -> None:
+def test_idle_copies_are_removed_after_the_delay(acts: list[tuple[str, object, object]]) -> None:
     """After an assignment and the delay, only copies with a place in the assignment are left."""
     world = Interleaved()
     for what, one, other in acts:
@@ -105,7 +105,7 @@ def test_what_stays_idle_goes_in_the_end(acts: list[tuple[str, object, object]])
 
 
 @pytest.mark.usefixtures("names_in_order")
-def test_a_returned_members_copies_outlive_their_clean_up_time_until_they_are_answered(tmp_path: Path) -> None:
+def test_copies_of_a_returned_member_stay_until_the_next_assignment(tmp_path: Path) -> None:
     """A member returns when the clean-up time of its idle copies is over. The assignment makes it the owner again
     before its copies are removed, and nothing is restored.
     """
@@ -130,7 +130,7 @@ def test_a_returned_members_copies_outlive_their_clean_up_time_until_they_are_an
 
 
 @pytest.mark.usefixtures("names_in_order")
-def test_a_copy_that_moved_on_is_not_dropped(tmp_path: Path) -> None:
+def test_a_copy_in_use_again_is_not_dropped(tmp_path: Path) -> None:
     """A drop names the head of the copy, so a copy that is in use again stays."""
     world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
     world.feed(4)

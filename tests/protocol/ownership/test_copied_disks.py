@@ -29,13 +29,20 @@ class Machines(SimCluster):
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Take each census on the disk of its executor."""
-        told = [(replace(order, home=self.on(order.home, one.id)), one.id) for one in executors]
-        return [take_census(CensusOrder.from_json(asked.to_json()), name) for asked, name in told]
+        orders_by_executor = [
+            (replace(order, home=self.on(order.home, executor.id)), executor.id) for executor in executors
+        ]
+        return [
+            take_census(CensusOrder.from_json(census_order.to_json()), name)
+            for census_order, name in orders_by_executor
+        ]
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each piece of upkeep on the disk of its executor."""
-        told = [(replace(order, home=self.on(order.home, name)), name) for name, order in sorted(orders.items())]
-        return [run_upkeep(order, name, self.random_bytes) for order, name in told]
+        local_orders = [
+            (replace(order, home=self.on(order.home, name)), name) for name, order in sorted(orders.items())
+        ]
+        return [run_upkeep(order, name, self.random_bytes) for order, name in local_orders]
 
     def perform(self, attempt: Attempt) -> pa.Table:
         """Run a slot on the disk of its executor."""
@@ -45,7 +52,7 @@ class Machines(SimCluster):
 
 def batch_of(version: int) -> pa.Table:
     """Return a row for each key."""
-    return rows_of(*[(key, version, 100 * version + at) for at, key in enumerate(KEYS)])
+    return rows_of(*[(key, version, 100 * version + index) for index, key in enumerate(KEYS)])
 
 
 def copied(tmp_path: Path) -> tuple[World, Machines]:
@@ -66,21 +73,21 @@ def copied(tmp_path: Path) -> tuple[World, Machines]:
     return world, machines
 
 
-def test_a_second_executor_on_a_copied_disk_is_refused_until_its_folder_is_removed(tmp_path: Path) -> None:
+def test_a_second_executor_with_the_same_member_id_is_refused(tmp_path: Path) -> None:
     """The second executor with the same member id gets no key-groups, and its census is repeated less and less often.
     State stays correct.
     """
     world, machines = copied(tmp_path)
-    asked: list[str] = []
+    censuses: list[str] = []
     census = machines.census
-    machines.census = lambda executors, order: asked.extend(e.id for e in executors) or census(executors, order)  # type: ignore[method-assign,func-returns-value]
+    machines.census = lambda executors, order: censuses.extend(e.id for e in executors) or census(executors, order)  # type: ignore[method-assign,func-returns-value]
     reports = [world.batch(version, batch_of(version), machines.perform) for version in range(3, 9)]
     (member,) = reports[-1].members
     (working,) = reports[-1].members.values()
     (refused,) = {"11", "12"} - {working}
     warnings = [warning for report in reports for warning in report.warnings if "RIFFLE-0767" in warning]
     assert f"Remove {member} below `local_dir` on the machine of executor {refused}" in warnings[0]
-    assert len(asked) <= 5
+    assert len(censuses) <= 5
     assert world.state("totals") == {key: (9, sum(range(9))) for key in KEYS}
     (folder,) = (tmp_path / f"host-{refused}").glob(f"*/{member}")
     shutil.rmtree(folder)
@@ -104,7 +111,7 @@ def test_a_refused_executor_takes_over_when_the_other_one_is_lost(tmp_path: Path
     assert world.state("totals") == {key: (10, sum(range(10))) for key in KEYS}
 
 
-def test_of_three_executors_on_copied_disks_one_takes_part(tmp_path: Path) -> None:
+def test_one_of_three_executors_on_copied_disks_is_the_member(tmp_path: Path) -> None:
     """Of three executors with the same member id, the same one stays the member."""
     world, machines = copied(tmp_path)
     shutil.copytree(tmp_path / "host-11", tmp_path / "host-13")

@@ -15,7 +15,7 @@ from tests.kit.simulated.world import World, one, two_stores
 
 @pytest.mark.parametrize("dispatch", [*BY_PARTITION, "key_group"])
 @pytest.mark.sample(step=2)
-def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str) -> None:
+def test_every_dispatch_gives_the_same_results(tmp_path: Path, dispatch: str) -> None:
     """If keys stay in their partitions, state and output are the same with every dispatch, also after a lost executor
     and a restart.
     """
@@ -34,7 +34,7 @@ def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
-def test_sixteen_partitions_work_on_thirty_two_slots(tmp_path: Path, dispatch: str) -> None:
+def test_a_query_with_fewer_partitions_than_slots_survives_losses(tmp_path: Path, dispatch: str) -> None:
     """With 16 partitions and 32 slots, every partition has a slot. State survives the loss of half of the executors."""
     world = World(tmp_path, executors=(), dispatch=dispatch, key_groups=128)
     for name in range(8):
@@ -51,7 +51,7 @@ def test_sixteen_partitions_work_on_thirty_two_slots(tmp_path: Path, dispatch: s
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
-def test_numbers_stay_when_a_topic_gets_more_partitions(tmp_path: Path, dispatch: str) -> None:
+def test_shard_numbers_stay_if_a_topic_gets_more_partitions(tmp_path: Path, dispatch: str) -> None:
     """New partitions get the next numbers, so that state of the old ones stays in place."""
     world = World(tmp_path, dispatch=dispatch)
     world.batch(0, of_partition(one(1), 1, topic="orders"))
@@ -67,7 +67,7 @@ def test_numbers_stay_when_a_topic_gets_more_partitions(tmp_path: Path, dispatch
     assert set(owners(world)) == {"0", "1", "2"}
 
 
-def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
+def test_a_key_has_separate_state_in_each_partition(tmp_path: Path) -> None:
     """State belongs to a partition: the same key in another partition has other state."""
     world = World(tmp_path, operators=two_stores(), dispatch="partition")
     for version, partition in enumerate([0, 1, 0]):
@@ -76,17 +76,15 @@ def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
     assert [row["last"] for row in world.delivered("tails")] == [[10], [10], [10, 10]]
 
 
-@pytest.mark.parametrize(("told", "dispatch"), list(zip([False, True], BY_PARTITION, strict=True)))
-def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
-    tmp_path: Path, dispatch: str, told: bool
-) -> None:
+@pytest.mark.parametrize(("offsets_known", "dispatch"), list(zip([False, True], BY_PARTITION, strict=True)))
+def test_a_start_with_other_partitions_is_a_warning(tmp_path: Path, dispatch: str, offsets_known: bool) -> None:
     """With the same topic and partitions the state continues. Other values start without state, and a warning has both
     partitions and the batch to return to.
     """
 
     def run(version: int, topic: str, *partitions: int) -> tuple[str, ...]:
         counts = ",".join(f'"{partition}":{version}' for partition in partitions)
-        offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{{counts}}}}}' if told else None
+        offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{{counts}}}}}' if offsets_known else None
         rows = pa.concat_tables([one(1), one(1, "b")])
         return world.batch(version, of_partition(rows, *partitions, topic=topic), offsets=offsets).warnings
 
@@ -101,7 +99,7 @@ def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
     assert run(3, "w", 9) == ()
 
 
-def test_rows_are_asked_only_where_offsets_do_not_tell(tmp_path: Path) -> None:
+def test_a_job_finds_partitions_only_if_offsets_do_not_list_them(tmp_path: Path) -> None:
     """With Kafka's offsets all partitions are known without a job. Otherwise one job per batch finds them."""
     world = World(tmp_path, dispatch="partition")
     world.batch(0, of_partition(one(1), 1), offsets=offsets(0, 5, 0))
@@ -114,7 +112,7 @@ def test_rows_are_asked_only_where_offsets_do_not_tell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
-def test_a_query_that_has_read_nothing_runs(tmp_path: Path, dispatch: str) -> None:
+def test_a_query_without_partitions_runs_one_slot(tmp_path: Path, dispatch: str) -> None:
     """A query without any partition runs one slot. The first partition then gets an owner."""
     world = World(tmp_path, dispatch=dispatch)
     empty = world.batch(0, of_partition(one(1).slice(0, 0), 0))
@@ -123,12 +121,14 @@ def test_a_query_that_has_read_nothing_runs(tmp_path: Path, dispatch: str) -> No
     assert world.state("totals") == {"a": (1, 1)}
 
 
-def test_what_hashes_do_not_ask_about_is_said_where_it_is_changed_live(tmp_path: Path) -> None:
+def test_a_live_change_without_effect_in_hashed_dispatch_is_a_warning(tmp_path: Path) -> None:
     """If a live change has no effect with hashed dispatch, the next report has one warning."""
     world = World(tmp_path, dispatch="hashed", key_groups=16)
     world.batch(0, of_partition(one(1), 0), offsets=offsets(0))
     world.driver.operations.reconfigure(world.driver.settings, {"exclude": "id=x", "retained_for": 7})
     reports = [world.batch(n, of_partition(one(n), 0), offsets=offsets(0)) for n in (1, 2)]
-    told = [[text for text in report.warnings if "no effect" in text] for report in reports]
-    assert [len(texts) for texts in told] == [1, 0]
-    assert told[0][0].startswith("[RIFFLE-0765] With dispatch = hashed these settings have no effect: exclude.\n")
+    no_effect_warnings = [[text for text in report.warnings if "no effect" in text] for report in reports]
+    assert [len(texts) for texts in no_effect_warnings] == [1, 0]
+    assert no_effect_warnings[0][0].startswith(
+        "[RIFFLE-0765] With dispatch = hashed these settings have no effect: exclude.\n"
+    )

@@ -42,7 +42,7 @@ def quarantined_as(
     return {t.key_group: members for t, members in quarantine.members_without_copies(situation).items()}
 
 
-def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:
+def test_a_full_disk_counts_as_free_only_well_below_its_mark() -> None:
     """A disk that was above a mark must be some way below it before it counts as free."""
     quarantine = Quarantine()
     seen = [quarantined_as(quarantine, {"a": used, "b": 0.1, "c": 0.1}) for used in (0.795, 0.805, 0.795, 0.789, 0.795)]
@@ -50,7 +50,7 @@ def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:
     assert seen == [{}, full, full, {}, {}]
 
 
-def test_memory_is_below_its_mark_again_only_some_way_below_it() -> None:
+def test_full_memory_counts_as_free_only_well_below_its_mark() -> None:
     """Memory that was above a mark must be some way below it before it counts as free."""
     quarantine = Quarantine()
     limit = Settings().local_memory_limit
@@ -62,13 +62,13 @@ def test_memory_is_below_its_mark_again_only_some_way_below_it() -> None:
     assert changed == [False, True, False, True, False]
 
 
-def test_where_all_disks_are_beyond_the_low_mark_copies_go_anywhere() -> None:
+def test_copies_may_move_to_any_disk_if_all_exceed_the_low_mark() -> None:
     """If all disks are above the low mark, copies may go to any of them, except to a member that is being emptied."""
     assert quarantined_as(Quarantine(), {"a": 0.85, "b": 0.85, "c": 0.85}) == {}
     assert quarantined_as(Quarantine(), {"a": 0.92, "b": 0.85, "c": 0.85}) == {0: ("a",)}
 
 
-def test_room_is_what_is_free_below_the_mark_and_what_is_there_already() -> None:
+def test_disk_space_of_a_member_is_its_free_space_plus_its_copies() -> None:
     """The space of a member is what is free below the mark, and what its copies use. A copy may take twice its state. A
     member above the mark has no figure.
     """
@@ -78,7 +78,7 @@ def test_room_is_what_is_free_below_the_mark_and_what_is_there_already() -> None
     assert room_of(on_disks({"a": 0.0, "b": 0.0}, "aaab"), Settings()) == ({}, {}), "all key-groups fit on each member"
 
 
-def test_room_in_memory_is_what_is_left_below_its_mark_and_what_its_own_key_groups_take() -> None:
+def test_memory_of_a_member_is_its_free_memory_plus_its_key_groups() -> None:
     """The memory of a member is what is free below the mark, and what its key-groups use. If each member could take
     twice its share, memory is no limit.
     """

@@ -45,45 +45,45 @@ def check_states(world: Elastic) -> None:
 
 
 @given(st.builds(task, st.integers(0, 32_767), NAMES))
-def test_a_task_is_found_by_its_name(found: TaskId) -> None:
+def test_a_task_is_parsed_from_its_name(task_id: TaskId) -> None:
     """A task is parsed from its name, also if its group is named like a number. Names of the default group are
     key-group numbers.
     """
-    assert parse_task(task_name(found)) == found
-    assert parse_task(str(found.key_group)) == task(found.key_group)
+    assert parse_task(task_name(task_id)) == task_id
+    assert parse_task(str(task_id.key_group)) == task(task_id.key_group)
 
 
 @pytest.mark.parametrize("name", ["", "01", "-1", "²", "/3", "heavy/x", "query/3"])
-def test_what_names_no_task_is_refused(name: str) -> None:
+def test_an_invalid_task_name_is_refused(name: str) -> None:
     """Any other text is refused, so each task has one name."""
     with pytest.raises(ValueError, match="not a key-group"):
         parse_task(name)
 
 
-@pytest.mark.parametrize("said", ["models", {"models": "a/b"}, {"models": ""}, ["models=a", "models=b"]])
-def test_groups_that_cannot_be_are_refused_as_settings(said: object) -> None:
+@pytest.mark.parametrize("setting", ["models", {"models": "a/b"}, {"models": ""}, ["models=a", "models=b"]])
+def test_invalid_group_settings_are_refused(setting: object) -> None:
     """A group name has no slash and is not empty, and a store has one group."""
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
-        Settings(store_groups=said)  # type: ignore[arg-type]
+        Settings(store_groups=setting)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("names_in_order")
-def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp_path: Path) -> None:
+def test_each_co_location_group_is_balanced_separately(tmp_path: Path) -> None:
     """Each group is balanced alone, so both members own five tasks in total. Rows go to the owners of their store's
     group, also after a loss, and one record commits both stores.
     """
     world = in_groups(tmp_path)
     world.feed(3)
-    told = owners(world)
-    assert [sorted(map(list(of.values()).count, set(of.values()))) for of in told.values()] == [[2, 3], [2, 3]]
+    task_owners = owners(world)
+    assert [sorted(map(list(of.values()).count, set(of.values()))) for of in task_owners.values()] == [[2, 3], [2, 3]]
     assert sorted(state.owned for state in world.ownership.member_states()) == [5, 5]
-    assert [kg for kg in range(5) if told[GROUP][kg] != told["heavy"][kg]]
+    assert [kg for kg in range(5) if task_owners[GROUP][kg] != task_owners["heavy"][kg]]
     world.ran.clear()
     before = world.log().tail
     world.feed()
     ran = {(ran.store, kg): world.member(ran.executor) for ran in world.ran for kg in ran.key_groups}
     group_of = {"totals": GROUP, "models": "heavy"}
-    assert ran == {(store, kg): told[group][kg] for store, group in group_of.items() for kg in range(5)}
+    assert ran == {(store, kg): task_owners[group][kg] for store, group in group_of.items() for kg in range(5)}
     tail = world.log().tail
     assert before is not None
     assert tail is not None
@@ -98,7 +98,7 @@ def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp
     check_states(world)
 
 
-def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tmp_path: Path) -> None:
+def test_a_change_of_the_groups_restores_nothing(tmp_path: Path) -> None:
     """Copies do not depend on groups, so a change of the groups restores nothing."""
     world = in_groups(tmp_path, {})
     world.feed(3)
@@ -120,7 +120,7 @@ def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tm
 
 
 @pytest.mark.usefixtures("names_in_order")
-def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path) -> None:
+def test_a_pin_applies_to_one_group_and_survives_the_driver(tmp_path: Path) -> None:
     """A pin applies to the key-group of one store's group. A missing or unknown store is refused."""
     world = in_groups(tmp_path)
     world.feed(3)
@@ -148,7 +148,7 @@ def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path
     check_states(world)
 
 
-def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path: Path) -> None:
+def test_a_return_to_one_group_removes_weights_of_the_others(tmp_path: Path) -> None:
     """After a return to one group, no weights of the other groups are stored."""
     world = in_groups(tmp_path, {"totals": "a", "models": "b"})
     with pytest.raises(ConfigError, match="RIFFLE-0758"):
@@ -165,9 +165,7 @@ def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path
 
 
 @pytest.mark.parametrize("groups", [{"totals": "heavy"}, {"models": "heavy"}, {"totals": "a", "models": "b"}])
-def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
-    tmp_path: Path, groups: Mapping[str, str]
-) -> None:
+def test_a_store_that_joins_during_a_run_gets_its_own_group(tmp_path: Path, groups: Mapping[str, str]) -> None:
     """A group has owners, slots and snapshots from the first batch of its store on. If the store pauses for a batch,
     owners stay the same.
     """
@@ -199,7 +197,7 @@ def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
     assert world.state("totals") == world.fed
 
 
-def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path) -> None:
+def test_the_owner_in_the_group_of_a_store_takes_its_snapshots(tmp_path: Path) -> None:
     """The owner in the store's group takes its snapshots, so no other member restores a copy for them."""
     world = in_groups(tmp_path)
     world.settle()
@@ -223,7 +221,7 @@ def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path
     check_states(world)
 
 
-def test_in_hashed_dispatch_groups_are_refused(tmp_path: Path) -> None:
+def test_groups_are_refused_with_hashed_dispatch(tmp_path: Path) -> None:
     """Groups are refused with hashed dispatch, because owners depend on the members only."""
     world = World(tmp_path, dispatch="hashed", store_groups={"totals": "a"})
     with pytest.raises(ConfigError, match="RIFFLE-0216"):

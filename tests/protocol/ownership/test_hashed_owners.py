@@ -25,7 +25,7 @@ NOTHING = Assignment({})
 SHARDS = Shards(tuple(("events", number) for number in range(40)))
 
 
-def test_hashed_owners_follow_from_the_members_alone() -> None:
+def test_hashed_owners_depend_on_the_members_only() -> None:
     """Slots are numbered over members sorted by name. Earlier owners and executor names do not matter."""
     members = living_members(a=1, b=2, c=1)
     ring = ["a", "b", "b", "c"]
@@ -41,7 +41,7 @@ def test_hashed_owners_follow_from_the_members_alone() -> None:
     assert (again.owners, again.moves) == (assignment.owners, ())
 
 
-def test_a_drained_member_is_not_counted() -> None:
+def test_a_drained_member_owns_nothing_while_others_live() -> None:
     """A drained member owns nothing while others live."""
     assert set(hashed_assignment(living_members(a=1, b=2), SHARDS, NOTHING, {"a"}).owners.values()) == {"b"}
     assert set(hashed_assignment(living_members(a=1), SHARDS, NOTHING, {"a"}).owners.values()) == {"a"}
@@ -51,7 +51,7 @@ CORES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), min_size=1
 
 
 @given(CORES, CORES, st.integers(0, 60), st.none() | st.integers(1, 4))
-def test_owners_and_layout_agree_whatever_was_before(
+def test_the_slot_layout_matches_the_owners(
     cores: dict[str, int], before: dict[str, int], count: int, most: int | None
 ) -> None:
     """Every shard has one slot on the executor of its owner. An executor has at most as many slots as cores or as
@@ -73,9 +73,9 @@ def test_owners_and_layout_agree_whatever_was_before(
     )
 
 
-def test_settings_of_the_assignor_have_no_effect_in_hashed() -> None:
+def test_assignor_settings_without_effect_are_listed() -> None:
     """With hashed dispatch, settings of the assignor that are set are listed as without effect."""
-    said: dict[str, Any] = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
-    assert settings_without_effect(Settings(dispatch="hashed", **said)) == ("balance_band", "num_standbys")
-    assert settings_without_effect(Settings(dispatch="partition", **said)) == ()
+    settings: dict[str, Any] = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
+    assert settings_without_effect(Settings(dispatch="hashed", **settings)) == ("balance_band", "num_standbys")
+    assert settings_without_effect(Settings(dispatch="partition", **settings)) == ()
     assert settings_without_effect(Settings(dispatch="hashed")) == ()

@@ -13,7 +13,7 @@ from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, SimCluster, home_of
 
 
-def test_a_census_that_comes_after_its_executor_was_set_aside_is_asked_again_later(tmp_path: Path) -> None:
+def test_a_late_census_does_not_end_the_quarantine_of_its_executor(tmp_path: Path) -> None:
     """An executor runs a slot before its census arrives, and its disk refuses. It joins only after its time aside and
     another census.
     """

@@ -26,7 +26,7 @@ def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int =
     world.cluster.memories[executor] = told
 
 
-def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path) -> None:
+def test_key_groups_leave_a_member_short_of_memory_two_at_a_time(tmp_path: Path) -> None:
     """Two key-groups at a time leave the member, caught up, until its memory is below the mark. Nothing moves to it,
     and with memory again it gets its share back.
     """
@@ -56,7 +56,7 @@ def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path)
     world.check_state()
 
 
-def test_who_gave_up_everything_is_looked_at_and_comes_back(tmp_path: Path) -> None:
+def test_a_member_without_slots_gets_its_share_back_with_memory(tmp_path: Path) -> None:
     """A member without slots is measured by upkeep, and gets its share back when it has memory again."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12)
     world.feed(4)
@@ -73,7 +73,7 @@ def test_who_gave_up_everything_is_looked_at_and_comes_back(tmp_path: Path) -> N
     world.check_state()
 
 
-def test_a_small_member_gets_no_more_than_what_fits_into_its_memory(tmp_path: Path) -> None:
+def test_a_member_gets_only_key_groups_that_fit_in_its_memory(tmp_path: Path) -> None:
     """The memory of a worker is divided among its key-groups by rows. A small member gets only those that fit."""
     world = Elastic(tmp_path, executors=("2", "3"), key_groups=9)
     for name, most in (("1", 230), ("2", 5000), ("3", 5000)):
@@ -91,7 +91,7 @@ def test_a_small_member_gets_no_more_than_what_fits_into_its_memory(tmp_path: Pa
     world.check_state()
 
 
-def test_a_new_driver_knows_from_censuses_who_is_full(tmp_path: Path) -> None:
+def test_a_new_driver_learns_full_members_from_censuses(tmp_path: Path) -> None:
     """A new driver knows full disks and memory from censuses. Its first assignment gives these members nothing new."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12)
     world.feed(4)
@@ -107,7 +107,7 @@ def test_a_new_driver_knows_from_censuses_who_is_full(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_a_worker_that_serves_two_stores_counts_once() -> None:
+def test_the_memory_of_a_worker_counts_once_for_all_its_stores() -> None:
     """The memory of a worker counts once for all its stores. The free memory is the minimum over the workers of a
     member.
     """

@@ -34,7 +34,7 @@ def orders(world: Elastic) -> RequestRegister:
 
 
 @pytest.mark.parametrize("standbys", [0, 1])
-def test_a_drain_moves_everything_warm(tmp_path: Path, standbys: int) -> None:
+def test_a_drain_moves_all_tasks_without_a_restore(tmp_path: Path, standbys: int) -> None:
     """A drained member ends without tasks and can be removed without loss. No batch restores or fetches a snapshot."""
     world = running(tmp_path, num_standbys=standbys, max_warmup_replicas=1)
     orders(world).drain("1")
@@ -52,7 +52,7 @@ def test_a_drain_moves_everything_warm(tmp_path: Path, standbys: int) -> None:
     world.check_state()
 
 
-def test_a_pinned_key_group_moves_warm_and_stays(tmp_path: Path) -> None:
+def test_a_pinned_key_group_warms_up_moves_and_stays(tmp_path: Path) -> None:
     """A key-group warms up on its pinned member, moves, and stays when other members are lost. After the unpin it can
     move.
     """
@@ -95,7 +95,7 @@ def test_a_pin_to_a_lost_member_waits_for_it(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_what_is_asked_of_an_executor_holds_for_the_member_that_its_census_names(tmp_path: Path) -> None:
+def test_requests_for_an_executor_apply_to_the_member_of_its_census(tmp_path: Path) -> None:
     """Requests that name an executor apply to the member of its census, also if they were made before the census."""
     world = Elastic(tmp_path, executors=THREE)
     census = world.cluster.census
@@ -118,18 +118,18 @@ def test_what_is_asked_of_an_executor_holds_for_the_member_that_its_census_names
     world.check_state()
 
 
-def test_an_executor_that_has_become_a_member_meanwhile_is_called_that() -> None:
+def test_a_request_for_an_executor_applies_to_its_later_member() -> None:
     """A request for an executor that has become a member applies to the member."""
-    asked = RequestRegister(8, "key_group", InlineBackground().lock())
-    asked.set_members((MemberState("1", "1", "a", 1), MemberState("2", "2", "b", 1)))
-    asked.drain("1")
-    asked.replace_executor_names({"1": "m1", "2": "m2"})
-    assert asked.requests.drained == {"m1"}
+    register = RequestRegister(8, "key_group", InlineBackground().lock())
+    register.set_members((MemberState("1", "1", "a", 1), MemberState("2", "2", "b", 1)))
+    register.drain("1")
+    register.replace_executor_names({"1": "m1", "2": "m2"})
+    assert register.requests.drained == {"m1"}
     with pytest.raises(ConfigError, match="RIFFLE-0751"):
-        asked.drain("2")
-    asked.undrain("1")
-    asked.pin(3, "1")
-    assert asked.unpin(4) == {"3": "m1"}
+        register.drain("2")
+    register.undrain("1")
+    register.pin(3, "1")
+    assert register.unpin(4) == {"3": "m1"}
 
 
 def refused(world: Elastic, name: str, *arguments: object) -> str:
@@ -142,7 +142,7 @@ def refused(world: Elastic, name: str, *arguments: object) -> str:
     return str(refusal.value)
 
 
-def test_what_cannot_work_is_refused_with_a_reason(tmp_path: Path) -> None:
+def test_impossible_requests_are_refused_with_a_reason(tmp_path: Path) -> None:
     """Each refusal names the reason and changes nothing."""
     world = running(tmp_path)
     operations = orders(world)
@@ -162,7 +162,7 @@ def test_what_cannot_work_is_refused_with_a_reason(tmp_path: Path) -> None:
     assert "RIFFLE-0754" in refused(world, "remove_worker")
 
 
-def test_before_the_first_batch_orders_are_refused(tmp_path: Path) -> None:
+def test_requests_before_the_first_batch_are_refused(tmp_path: Path) -> None:
     """Before the first batch, requests are refused, because the members are unknown."""
     world = Elastic(tmp_path, executors=THREE)
     for name, arguments in (("drain", ("1",)), ("pin", (0, "1")), ("request_rebalance", ()), ("add_worker", ())):
@@ -176,7 +176,7 @@ def test_hashed_dispatch_refuses_pins(tmp_path: Path) -> None:
         operations.pin(0, "1")
 
 
-def test_a_requested_rebalance_is_made_before_the_next_batch(tmp_path: Path) -> None:
+def test_a_requested_rebalance_runs_before_the_next_batch(tmp_path: Path) -> None:
     """A requested rebalance computes a new layout, and moves nothing in a balanced query (I8)."""
     world = running(tmp_path)
     layout = world.ownership.placement.layout
@@ -191,7 +191,7 @@ def test_a_requested_rebalance_is_made_before_the_next_batch(tmp_path: Path) -> 
     assert world.ownership.placement.layout is layout
 
 
-def test_workers_are_slots_of_every_executor(tmp_path: Path) -> None:
+def test_the_number_of_workers_sets_the_slots_per_executor(tmp_path: Path) -> None:
     """The number of workers is the slots per executor, between one and its cores. Owners do not change."""
     world = Elastic(tmp_path, executors=())
     for name in ("1", "2"):
@@ -233,7 +233,7 @@ def test_the_acceptable_lag_changes_live(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_very_short_probing_interval_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A very short probing interval is a warning when it is set, also live."""
     job = JobOperations()
     job._driver = running(tmp_path).driver  # private: no session to begin in
@@ -255,7 +255,7 @@ def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
     assert world.driver.settings == before
 
 
-def test_a_drained_member_goes_on_where_all_others_are_lost(tmp_path: Path) -> None:
+def test_a_drained_member_owns_all_tasks_if_all_others_are_lost(tmp_path: Path) -> None:
     """If all other members are lost and awaited, a drained member owns all tasks until one returns."""
     world = Elastic(tmp_path)
     world.feed(3)
@@ -285,22 +285,22 @@ class AfterAnother:
         """Do nothing."""
 
 
-def test_orders_of_two_threads_are_checked_one_after_the_other() -> None:
+def test_requests_of_two_threads_do_not_undo_each_other() -> None:
     """The request of the second thread is checked against that of the first one, and does not undo it."""
     lock = AfterAnother()
-    asked = RequestRegister(8, "key_group", lock)
-    asked.set_members((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))
-    lock.first.append(lambda: asked.drain("m2"))
+    register = RequestRegister(8, "key_group", lock)
+    register.set_members((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))
+    lock.first.append(lambda: register.drain("m2"))
     with pytest.raises(ConfigError, match="RIFFLE-0751"):
-        asked.drain("m1")
-    lock.first.append(lambda: asked.pin(3, "m1"))
-    asked.undrain("m2")
+        register.drain("m1")
+    lock.first.append(lambda: register.pin(3, "m1"))
+    register.undrain("m2")
     with pytest.raises(ConfigError, match="RIFFLE-0752"):
-        asked.drain("1")
-    lock.first.append(lambda: asked.drain("m2"))
+        register.drain("1")
+    lock.first.append(lambda: register.drain("m2"))
     with pytest.raises(ConfigError, match="RIFFLE-0750"):
-        asked.pin(4, "2")
+        register.pin(4, "2")
     settings = Settings()
-    lock.first.append(lambda: asked.reconfigure(settings, {"num_standbys": 1}))
-    changed = asked.reconfigure(settings, {"max_warmup_replicas": 3})
+    lock.first.append(lambda: register.reconfigure(settings, {"num_standbys": 1}))
+    changed = register.reconfigure(settings, {"max_warmup_replicas": 3})
     assert (changed.num_standbys, changed.max_warmup_replicas) == (1, 3)

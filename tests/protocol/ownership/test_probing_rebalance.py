@@ -41,7 +41,7 @@ def test_a_probe_runs_as_soon_as_all_warm_ups_are_warm(lags: list[int], now: flo
 
 
 @given(LAGS, st.floats(0, 500))
-def test_nothing_on_its_way_is_never_probed(lags: list[int], now: float) -> None:
+def test_an_assignment_without_warm_ups_gets_no_probe(lags: list[int], now: float) -> None:
     """An assignment that needs no probe gets none."""
     settled = Assignment({TASK: "a"})
     probes = probing(settled)
@@ -49,7 +49,7 @@ def test_nothing_on_its_way_is_never_probed(lags: list[int], now: float) -> None
     assert probes.take_counts() == (0, 0)
 
 
-def test_some_warm_is_enough_once_the_interval_has_passed() -> None:
+def test_after_the_interval_one_caught_up_warm_up_causes_a_probe() -> None:
     """After the interval, one caught-up warm-up is enough, so that a slow one does not delay the others."""
     probes = probing()
     assert not due(probes, [0, 99], INTERVAL - 1)
@@ -58,7 +58,7 @@ def test_some_warm_is_enough_once_the_interval_has_passed() -> None:
 
 
 @given(st.lists(st.floats(0.1, 50), min_size=1, max_size=60))
-def test_skipped_probes_are_counted_once_an_interval(steps: list[float]) -> None:
+def test_skipped_probes_are_counted_once_per_interval(steps: list[float]) -> None:
     """At most one skipped probe counts per interval, and at least one per two intervals."""
     probes, now, skipped = probing(), 0.0, 0
     for step in steps:
@@ -71,7 +71,7 @@ def test_skipped_probes_are_counted_once_an_interval(steps: list[float]) -> None
     assert skipped >= int(now / (INTERVAL + max(steps)))
 
 
-def test_what_moved_without_warm_ups_is_probed_at_once() -> None:
+def test_moves_without_warm_ups_cause_a_probe_at_once() -> None:
     """After moves without warm-ups one probe runs with the next batch, to balance the rest."""
     probes = probing(MOVED)
     assert due(probes, [], 1.0, MOVED)
@@ -80,7 +80,7 @@ def test_what_moved_without_warm_ups_is_probed_at_once() -> None:
     assert due(probes, [], 1.0 + INTERVAL)
 
 
-def test_patience_starts_over_with_an_assignment() -> None:
+def test_batch_counts_restart_with_each_assignment() -> None:
     """Counts of batches restart with each assignment."""
     patience = Patience()
     for n in range(10):
@@ -91,7 +91,7 @@ def test_patience_starts_over_with_an_assignment() -> None:
     assert not patience.count_growing_lags({(TASK, "b"): 11})
 
 
-def test_a_standby_that_is_left_out_lags_by_nothing() -> None:
+def test_an_unlisted_standby_has_no_lag() -> None:
     """A standby that is not listed has no lag, so its first listed lag counts as growth."""
     patience = Patience()
     assert not patience.count_growing_lags({})
@@ -106,13 +106,13 @@ def test_a_standby_that_is_left_out_lags_by_nothing() -> None:
     st.dictionaries(st.integers(0, 9), st.floats(0, 100), max_size=10),
     st.floats(0.01, 0.9), st.integers(1, 4), st.integers(1, 4),
 )  # fmt: skip
-def test_the_band_is_around_the_mean_of_work_per_slot(weights: dict[int, float], band: float, a: int, b: int) -> None:
+def test_the_balance_band_compares_work_per_slot(weights: dict[int, float], band: float, a: int, b: int) -> None:
     """Work is compared per slot. Work in proportion to the slots is never outside the band."""
     owners = {group: ("a" if group % 2 else "b") for group in weights}
     load = {name: sum(w for group, w in weights.items() if owners[group] == name) for name in ("a", "b")}
-    found = is_outside_band(weights, owners, {"a": a, "b": b}, band)
+    is_outside = is_outside_band(weights, owners, {"a": a, "b": b}, band)
     mean = sum(load.values()) / (a + b)
-    assert found == (
+    assert is_outside == (
         mean > 0 and any(not (1 - band) * mean <= load[m] / s <= (1 + band) * mean for m, s in (("a", a), ("b", b)))
     )
     assert not is_outside_band({0: float(a), 1: float(b)}, {0: "a", 1: "b"}, {"a": a, "b": b}, band)

@@ -11,7 +11,7 @@ from tests.kit.simulated.elastic_world import TOUCHED, Elastic
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
-def test_a_copy_is_warm_until_it_lags_more_than_acceptable(tmp_path: Path) -> None:
+def test_a_copy_is_warm_up_to_the_acceptable_lag(tmp_path: Path) -> None:
     """Standbys without upkeep lag more with each batch, and are not warm above the acceptable lag."""
     world = Elastic(tmp_path, key_groups=2, num_standbys=1, acceptable_recovery_lag=2 * TOUCHED, retained_versions=100)
     world.feed(4)

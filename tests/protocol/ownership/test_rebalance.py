@@ -73,7 +73,7 @@ def test_no_task_is_ever_owned_twice(tmp_path: Path, standbys: int) -> None:
     world.check_state()
 
 
-def test_listeners_hear_before_the_batch_and_of_giving_up_first(tmp_path: Path) -> None:
+def test_listeners_get_on_revoked_and_on_assigned_before_the_batch(tmp_path: Path) -> None:
     """For a move of a live owner, `on_revoked` and then `on_assigned` are called before the batch runs on the new
     owner.
     """
@@ -93,7 +93,7 @@ def test_listeners_hear_before_the_batch_and_of_giving_up_first(tmp_path: Path) 
     }
 
 
-def test_listeners_hear_of_losses_as_losses(tmp_path: Path) -> None:
+def test_listeners_get_on_lost_for_tasks_of_a_lost_owner(tmp_path: Path) -> None:
     """For tasks of a lost owner, `on_lost` and then `on_assigned` are called."""
     world, scribe = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1), Scribe()
     world.feed(3)
@@ -104,7 +104,7 @@ def test_listeners_hear_of_losses_as_losses(tmp_path: Path) -> None:
     assert scribe.heard == [("lost", lost), ("assigned", lost)]
 
 
-def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
+def test_a_failing_listener_is_a_warning(tmp_path: Path) -> None:
     """If a listener fails, the report has a warning, and the batch runs."""
     world = Elastic(tmp_path)
     world.ownership.placement.listener = Broken()
@@ -117,7 +117,7 @@ def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_a_quiet_query_computes_nothing(tmp_path: Path) -> None:
+def test_a_query_without_triggers_computes_no_assignment(tmp_path: Path) -> None:
     """Without a trigger no assignment is computed."""
     world = Elastic(tmp_path, num_standbys=1)
     world.settle()
@@ -136,7 +136,7 @@ class Deaf:
 
 
 @pytest.mark.parametrize("listener", [Deaf(), print, Scribe])
-def test_what_cannot_hear_is_refused_as_it_is_given(listener: object) -> None:
+def test_an_invalid_listener_is_refused_when_it_is_set(listener: object) -> None:
     """An object that is no listener is refused when it is set, not with the first batch."""
     with pytest.raises(ConfigError, match="RIFFLE-0238"):
         check_listener(listener)

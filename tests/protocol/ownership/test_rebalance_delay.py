@@ -26,7 +26,7 @@ def three(tmp_path: Path, **settings: Any) -> Elastic:
     return world
 
 
-def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
+def test_no_warm_up_starts_during_the_rebalance_delay(tmp_path: Path) -> None:
     """During the delay the lost tasks have other owners, but no other task moves and no warm-up starts."""
     world = three(tmp_path)
     before, lost = world.owners(), world.owned("1")
@@ -59,7 +59,7 @@ def four(tmp_path: Path) -> Elastic:
     return world
 
 
-def test_lost_standbys_are_replaced_at_once_and_a_second_loss_restores_nothing(tmp_path: Path) -> None:
+def test_lost_standbys_are_replaced_without_a_delay(tmp_path: Path) -> None:
     """Lost standbys are replaced without a delay, as KIP-441 requires. So a second loss restores nothing."""
     world = four(tmp_path)
     before, lost = world.owners(), world.owned("1")
@@ -80,7 +80,7 @@ def test_lost_standbys_are_replaced_at_once_and_a_second_loss_restores_nothing(t
 
 
 @pytest.mark.parametrize("lost", ["1", "4"])
-def test_a_member_that_returns_after_a_driver_restart_gets_its_own_key_groups_back(tmp_path: Path, lost: str) -> None:
+def test_a_member_that_returns_after_a_restart_gets_its_tasks_back(tmp_path: Path, lost: str) -> None:
     """A new driver knows from the recorded prior owners which tasks an awaited member gets back."""
     world = four(tmp_path)
     before = world.owners()
@@ -94,7 +94,7 @@ def test_a_member_that_returns_after_a_driver_restart_gets_its_own_key_groups_ba
     world.check_state()
 
 
-def test_a_member_that_returns_at_once_ends_the_fetches_that_replace_its_copies(tmp_path: Path) -> None:
+def test_a_quick_return_cancels_fetches_of_replacement_copies(tmp_path: Path) -> None:
     """If a member returns before its standbys were replaced, its own copies are used, and the fetches do not start."""
     world = four(tmp_path)
     before, kept = world.owners(), world.holds("1")[1]
@@ -132,7 +132,7 @@ def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> No
     world.check_state()
 
 
-def test_after_the_delay_the_lost_tasks_are_shared_out_for_good(tmp_path: Path) -> None:
+def test_after_the_delay_lost_tasks_stay_with_their_new_owners(tmp_path: Path) -> None:
     """After the delay the lost tasks stay with their new owners. A member that returns later counts as a new one with
     copies.
     """
@@ -161,7 +161,7 @@ def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> None:
+def test_a_delay_of_zero_ends_a_wait(tmp_path: Path) -> None:
     """A delay of 0 ends the wait before the next batch."""
     world = three(tmp_path, num_standbys=1)
     member = world.member("1")
@@ -174,7 +174,7 @@ def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> Non
     assert {len(world.owned(executor)) for executor in ("2", "3")} == {3}
 
 
-def test_an_awaited_member_is_named_as_follower_of_all_it_had(tmp_path: Path) -> None:
+def test_executors_keep_deltas_for_the_copies_of_an_awaited_member(tmp_path: Path) -> None:
     """Executors keep the deltas of an awaited member's tasks and standbys until the wait is over."""
     world = three(tmp_path, num_standbys=1)
     member = world.member("1")
@@ -190,7 +190,7 @@ def test_an_awaited_member_is_named_as_follower_of_all_it_had(tmp_path: Path) ->
     assert not any(member in members for members in followers.values())
 
 
-def test_a_task_is_its_first_members_as_long_as_that_one_is_waited_for() -> None:
+def test_a_task_returns_to_its_first_owner_while_that_is_awaited() -> None:
     """While the first owner is awaited, a task returns to it. If its replacement is lost too, that one gets only its
     own tasks back.
     """

@@ -20,7 +20,7 @@ def told(world: World) -> list[Record]:
     return [log.read(sequence) for sequence in range(log.first, log.tail.sequence + 1)]
 
 
-def test_full_records_tell_the_live_members(tmp_path: Path) -> None:
+def test_full_records_list_the_live_members(tmp_path: Path) -> None:
     """Full records list the live members with executor, host and slots, and no lost members."""
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
@@ -34,7 +34,7 @@ def test_full_records_tell_the_live_members(tmp_path: Path) -> None:
     assert {member.id for member in full[1].members} >= set(full[1].owners.values())
 
 
-def test_a_record_tells_who_lives_now_where_its_full_one_does_not(tmp_path: Path) -> None:
+def test_a_record_lists_members_that_differ_from_its_full_record(tmp_path: Path) -> None:
     """A record lists the members if they differ from those of its full record: after the first batch and a loss."""
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
@@ -49,7 +49,7 @@ def test_a_record_tells_who_lives_now_where_its_full_one_does_not(tmp_path: Path
     ]  # fmt: skip
 
 
-def test_records_without_a_batch_carry_the_members_on(tmp_path: Path) -> None:
+def test_claims_and_adoptions_keep_the_listed_members(tmp_path: Path) -> None:
     """A full claim and an adoption list the members of the record before."""
     world = World(tmp_path, retained_versions=100)
     for version in range(5):

@@ -30,7 +30,7 @@ def measured(partitions: int = 4) -> Weights:
 
 
 @pytest.mark.parametrize("shards", [None, tuple(HELD)], ids=["key-groups", "partitions"])
-def test_rows_are_local_to_every_rack_with_a_replica(shards: tuple[tuple[str, int], ...] | None) -> None:
+def test_rows_count_as_local_in_every_rack_with_a_replica(shards: tuple[tuple[str, int], ...] | None) -> None:
     """Nearly all rows count as local in the racks with a replica, and nearly none in the other rack."""
     traffic = measured().traffic(ONE_GROUP, shards)
     for partition, away in AWAY.items():

@@ -98,7 +98,7 @@ class Past:
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
+def test_missing_links_connect_the_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
     """The missing links start after the head of the copy, are in commit order, and end at the head of the key-group."""
     past = Past(chance)
     for act in acts:
@@ -115,7 +115,7 @@ def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance
         assert list(missing) == past.every[place:]
 
 
-def test_a_shortened_trail_serves_no_copy_from_before_it() -> None:
+def test_a_shortened_trail_is_not_used_by_older_copies() -> None:
     """A copy from before a forgotten link cannot use the rest of the trail."""
     past = Past(random.Random(0))
     past.batch()
@@ -144,7 +144,7 @@ def test_a_trail_has_only_the_newest_links() -> None:
     assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) is None
 
 
-def test_a_census_tells_of_all_copies_that_there_are() -> None:
+def test_a_census_replaces_all_known_copies_of_its_member() -> None:
     """A census replaces all known copies of its member."""
     past = Past(random.Random(0))
     past.batch()
@@ -156,7 +156,7 @@ def test_a_census_tells_of_all_copies_that_there_are() -> None:
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chance: random.Random) -> None:
+def test_lag_is_the_size_of_missing_links_that_are_not_local(acts: list[str], chance: random.Random) -> None:
     """The lag is 0 if the member has all missing links. It is the whole state if the copy cannot follow the log.
     Without a snapshot, a copy that is not on the chain lags by the chain.
     """
@@ -174,7 +174,7 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
         assert (lag.records == 0) == (not lacking)
 
 
-def test_only_the_last_deltas_of_a_member_are_remembered() -> None:
+def test_only_the_last_256_deltas_of_a_member_are_known() -> None:
     """Only the last 256 deltas of a member are known, so that memory is bounded."""
     copies = ReportedCopies()
     receipts = [Receipt("seen", 0, f"1-{number:02x}", number, MEMBER, "1") for number in range(258)]
@@ -186,7 +186,7 @@ def test_only_the_last_deltas_of_a_member_are_remembered() -> None:
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], chance: random.Random) -> None:
+def test_missing_links_are_read_from_the_chain_without_trails(acts: list[str], chance: random.Random) -> None:
     """After all trails are forgotten, the missing links are on the chain, or unknown."""
     past = Past(chance)
     for act in acts:
@@ -198,7 +198,7 @@ def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], c
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-def test_an_order_to_follow_sends_the_entry_to_follow(acts: list[str], chance: random.Random) -> None:
+def test_a_follow_order_has_the_entry_and_the_missing_links(acts: list[str], chance: random.Random) -> None:
     """An order has the entry of the manifest, and the number of newest links that the copy lacks."""
     past = Past(chance)
     for act in acts:
@@ -237,9 +237,9 @@ class Real:
         head = Head(version, f"1-{version:032x}")
         keys = sorted({f"k{chance.randrange(9)}" for _ in range(3)})
         schema = OPERATOR.schema.part_schema(delta=True)
-        found = {"k": keys, **{name: [version + 1] * len(keys) for name in schema.names if name == "count"}}
+        columns = {"k": keys, **{name: [version + 1] * len(keys) for name in schema.names if name == "count"}}
         arrays = [
-            pa.array(found.get(f.name, [False if f.type == pa.bool_() else None] * len(keys)), f.type) for f in schema
+            pa.array(columns.get(f.name, [False if f.type == pa.bool_() else None] * len(keys)), f.type) for f in schema
         ]
         data = part_codec.encode(pa.table(arrays, schema=schema))
         self.objects.put_if_absent(paths.delta_name(*head), data)
@@ -260,8 +260,8 @@ class Real:
 
     def follow(self) -> tuple[bool, int]:
         """Let the member's copy follow the log. Return whether it equals another copy, and the number of restores."""
-        told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry) or self.entry
-        brought = self.keeper(self.folder).advance({0: told})[1]
+        followed_entry = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry) or self.entry
+        brought = self.keeper(self.folder).advance({0: followed_entry})[1]
         self.keeper(self.elsewhere).advance({0: self.entry})
         mine, other = (local_copy(where, OPERATOR.schema, 0) for where in (self.folder, self.elsewhere))
         assert mine is not None
@@ -273,7 +273,7 @@ class Real:
     st.lists(st.sampled_from(["batch", "batch", "snapshot", "follow", "sweep"]), max_size=14),
     st.randoms(use_true_random=False),
 )
-def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
+def test_a_followed_entry_brings_a_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
     """After any history, the copy equals one that was restored from the objects."""
     with tempfile.TemporaryDirectory() as local:
         real = Real(Path(local))
@@ -288,11 +288,11 @@ def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], cha
             else:
                 could = real.copies.missing_links(MEMBER, ADDRESS, real.entry) is not None
                 before = real.copies.of_member(MEMBER).get(ADDRESS)
-                told = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry) or real.entry
+                followed_entry = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry) or real.entry
                 same, restores = real.follow()
                 assert same
                 assert real.copies.lag(MEMBER, ADDRESS, real.entry) == CopyLag(0, 0)
-                if told.cut is not None:
+                if followed_entry.cut is not None:
                     assert could
                     assert before is not None
                     assert restores == 0

@@ -64,7 +64,7 @@ def test_a_redeploy_on_the_same_hosts_moves_nothing(tmp_path: Path, standbys: in
     check_goes_on(world, before)
 
 
-def test_what_was_missed_is_fetched_as_deltas(tmp_path: Path) -> None:
+def test_standbys_fetch_missed_batches_as_deltas(tmp_path: Path) -> None:
     """Standbys that missed two batches before a restart fetch their deltas and no snapshot."""
     world = running(tmp_path, 1)
     world.cluster.stalled = set(THREE)
@@ -80,7 +80,7 @@ def test_what_was_missed_is_fetched_as_deltas(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path: Path) -> None:
+def test_a_restart_in_the_same_process_takes_a_new_census(tmp_path: Path) -> None:
     """A query that starts again in the same process takes a new census, because another driver may have run."""
     world = running(tmp_path, 1)
     before = roles(world.ownership.placement.present)
@@ -91,7 +91,7 @@ def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path:
     world.check_state()
 
 
-def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Path) -> None:
+def test_a_late_census_of_the_previous_run_moves_nothing(tmp_path: Path) -> None:
     """A late census of the previous run does not replace the new census of all members, so nothing moves."""
     world = running(tmp_path, 1)
     before = roles(world.ownership.placement.present)
@@ -106,7 +106,7 @@ def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Pat
     assert not [move for move in report.moves if move["role"] == "owner"]
 
 
-def test_drops_of_the_run_before_are_given_up(tmp_path: Path) -> None:
+def test_waiting_drops_of_the_previous_run_are_cancelled(tmp_path: Path) -> None:
     """I9: copies that waited to be dropped in the previous run are reported again and stay."""
     world = running(tmp_path, 1, state_cleanup_delay=0)
     world.start(InlineBackground(deferred=True))
@@ -122,7 +122,7 @@ def test_drops_of_the_run_before_are_given_up(tmp_path: Path) -> None:
     assert report.upkeep_folds
 
 
-def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Path) -> None:
+def test_a_late_snapshot_of_the_previous_run_is_not_listed(tmp_path: Path) -> None:
     """A late snapshot of the previous run is not listed, because a scan of the new run may delete it."""
     world = World(tmp_path, snapshot_chain_links=2)
     world.start(InlineBackground(deferred=True))
@@ -137,7 +137,7 @@ def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Pa
     assert late.isdisjoint(world.log().manifest.object_names())
 
 
-def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path: Path) -> None:
+def test_scan_results_from_before_a_restored_root_are_not_used(tmp_path: Path) -> None:
     """After a root was restored from a backup, results of an earlier scan are not used for the promise, because the
     records differ.
     """
@@ -154,7 +154,7 @@ def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Path) -> None:
+def test_waiting_deletes_are_dropped_after_a_restored_root(tmp_path: Path) -> None:
     """After a root was restored, waiting deletes are dropped, because the names belong to other records."""
     world = World(tmp_path)
     world.start(InlineBackground(deferred=True))

@@ -34,7 +34,7 @@ def test_a_pointer_standby_keeps_no_copy_and_fetches_nothing(tmp_path: Path) -> 
     assert (report.upkeep_fetched_bytes, report.upkeep_restores, report.upkeep_folds) == (0, 0, 0)
 
 
-def test_the_pointer_moves_on_with_every_snapshot(tmp_path: Path) -> None:
+def test_a_pointer_refers_to_the_newest_snapshot(tmp_path: Path) -> None:
     """The readiness has the newest snapshot and version of each store."""
     world = pointing(tmp_path)
     seen: dict[int, list[int]] = {}
@@ -53,7 +53,7 @@ def test_the_pointer_moves_on_with_every_snapshot(tmp_path: Path) -> None:
     assert all(versions == sorted(versions) and len(set(versions)) >= 2 for versions in seen.values()), seen
 
 
-def test_a_promotion_is_a_fetch_with_its_own_figure(tmp_path: Path) -> None:
+def test_a_promoted_pointer_standby_fetches_and_reports_snapshots(tmp_path: Path) -> None:
     """A pointer standby that becomes an owner fetches the snapshots in the batch, and the report counts the bytes."""
     world = pointing(tmp_path)
     lost, kept = (

@@ -49,7 +49,7 @@ def test_weights_outside_the_band_move_tasks_after_five_batches(tmp_path: Path) 
     world.check_state()
 
 
-def test_a_standby_that_falls_behind_is_seen_after_ten_batches(tmp_path: Path) -> None:
+def test_a_lagging_standby_causes_an_assignment_after_ten_batches(tmp_path: Path) -> None:
     """After a standby's lag has grown for ten batches, an assignment is computed."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1, retained_versions=100, balance_band=0.9)
     world.feed(4)
@@ -64,7 +64,7 @@ def test_a_standby_that_falls_behind_is_seen_after_ten_batches(tmp_path: Path) -
     world.check_state()
 
 
-def test_a_newcomer_is_asked_beside_the_batches_and_joins_when_it_has_answered(tmp_path: Path) -> None:
+def test_no_batch_waits_for_the_census_of_a_new_executor(tmp_path: Path) -> None:
     """No batch waits for the census of a new executor, which gets no tasks before it."""
     world = Elastic(tmp_path)
     world.feed(2)
@@ -94,7 +94,7 @@ class Moody:
         return assign(before, replace(settings, assignor="high_availability"))
 
 
-def test_an_assignor_that_raises_when_a_member_joins_does_not_end_the_query(tmp_path: Path) -> None:
+def test_a_failing_assignor_does_not_end_the_query(tmp_path: Path) -> None:
     """Owners and standbys stay, and the report has the error and its line."""
     Moody.made = 0
     world = Elastic(tmp_path, num_standbys=1, assignor=f"{Moody.__module__}.{Moody.__qualname__}")
@@ -111,7 +111,7 @@ def test_an_assignor_that_raises_when_a_member_joins_does_not_end_the_query(tmp_
     world.check_state()
 
 
-def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> None:
+def test_racks_of_members_are_read_from_ports_racks_of(tmp_path: Path) -> None:
     """``ports.racks_of`` returns each member's rack. The assignor places standbys in other racks."""
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=1)
     around = DriverPorts(
@@ -129,7 +129,7 @@ def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> Non
     world.check_state()
 
 
-def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_driver_uses_the_recorded_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log has the weights of the last assignment, so that a restart with the same load moves nothing."""
     monkeypatch.setattr(log_module, "FULL_EVERY", 16)
     world = Elastic(tmp_path, num_standbys=1, balance_band=0.2)
@@ -151,7 +151,7 @@ def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path, monk
     assert set(log.read(log.tail.full).weights) == {"assigned", "measured"}
 
 
-def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
+def test_a_member_that_cannot_get_tasks_causes_one_assignment() -> None:
     """If a member cannot get tasks, one assignment is computed, and no further ones while nothing changes."""
     weights, patience = Weights(), Patience()
     weights.measured = {task(n): 1.0 for n in range(60)}
@@ -166,7 +166,7 @@ def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
     assert measured.take_warnings() == []
 
 
-def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() -> None:
+def test_probing_rebalances_use_the_traffic_of_the_first_one() -> None:
     """A series of probing rebalances uses the traffic that its first one measured. The next series measures again."""
     weights = Weights()
     triggers = RebalanceTriggers(weights)

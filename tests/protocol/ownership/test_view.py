@@ -19,17 +19,17 @@ INNER = {"allow_rebalance", "moves_at_once", "instance_balance", "store_balance"
 """Settings that only custom assignors change."""
 
 
-def test_every_setting_of_the_assignors_is_passed_on() -> None:
+def test_the_assignor_gets_every_assignment_setting() -> None:
     """The assignor gets each assignment setting as it is set. Drained members are excluded too."""
-    said = Settings(key_groups=4, forced_awareness={"zone": ["a", "b"]}, **SAID)  # type: ignore[arg-type]
-    seen = assign_settings(said, frozenset({"b", "a"}))
+    settings = Settings(key_groups=4, forced_awareness={"zone": ["a", "b"]}, **SAID)  # type: ignore[arg-type]
+    seen = assign_settings(settings, frozenset({"b", "a"}))
     assert {*SAID, "forced_awareness", *INNER} == {each.name for each in fields(AssignSettings)}
     assert {name: getattr(seen, name) for name in SAID} | {"exclude": SAID["exclude"]} == SAID
     assert seen.forced_awareness == {"zone": ("a", "b")}
     assert seen.exclude == (("rack", "c"), ("id", "a"), ("id", "b"))
 
 
-def test_the_assignors_defaults_are_those_of_the_settings() -> None:
+def test_assignor_defaults_equal_those_of_the_settings() -> None:
     """The defaults of the assignor equal those of the settings."""
     assert all(SETTING_LINES[each.name].of_assignment for each in fields(AssignSettings) if each.name not in INNER)
     assert assign_settings(Settings(), frozenset()) == AssignSettings()

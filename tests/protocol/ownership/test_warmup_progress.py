@@ -14,7 +14,7 @@ def warmup(key_group: int, size: int, member: str = "m") -> Readiness:
     return Readiness(key_group, member, "warmup", size, size, warm=False)
 
 
-def test_the_estimate_is_what_is_left_at_the_speed_of_the_last_minute() -> None:
+def test_the_estimate_uses_the_speed_of_the_last_minute() -> None:
     """The estimate is the bytes left divided by the speed of the last minute."""
     progress = WarmupProgress()
     progress.record([warmup(0, 1_000), warmup(1, 600)], 0)
@@ -27,7 +27,7 @@ def test_the_estimate_is_what_is_left_at_the_speed_of_the_last_minute() -> None:
     assert progress.remaining_seconds("m") == pytest.approx(100 / 100)
 
 
-def test_a_warm_up_that_stands_still_has_no_estimate() -> None:
+def test_a_warm_up_without_progress_has_no_estimate() -> None:
     """After a minute without progress the time is unknown."""
     progress = WarmupProgress()
     for now in (0, 30, 91, 152):
@@ -45,7 +45,7 @@ def test_bytes_of_incomplete_copies_count_as_fetched() -> None:
     assert progress.remaining_seconds("m") == pytest.approx(6)
 
 
-def test_members_are_independent() -> None:
+def test_a_member_without_warm_ups_has_nothing_left_to_fetch() -> None:
     """A member without warm-ups has nothing left to fetch."""
     progress = WarmupProgress()
     progress.record([warmup(0, 10, "a"), Readiness(1, "b", "standby", 5, 5, warm=False)], 0)

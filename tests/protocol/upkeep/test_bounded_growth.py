@@ -77,7 +77,7 @@ def losing_answers(world: World, monkeypatch: pytest.MonkeyPatch, loses: list[bo
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
+def test_snapshots_with_a_lost_receipt_are_deleted_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Snapshots whose receipt was lost are deleted after ten minutes, without a restart."""
@@ -101,7 +101,7 @@ def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
     assert world.state("totals") == {f"k{n}": (26, 26) for n in range(12)}
 
 
-def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reported_snapshot_stays_before_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan keeps a snapshot that was reported but is not listed yet (I5)."""
     monkeypatch.setattr(scan_module, "_RETRY_SECONDS", 0.0)
     world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=1)
@@ -116,7 +116,7 @@ def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, mo
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp_path: Path) -> None:
+def test_unlisted_snapshots_from_an_unclear_record_are_deleted(tmp_path: Path) -> None:
     """Snapshots that were taken while a record was unclear are deleted by a later scan, if no record lists them."""
     world = World(tmp_path, operators=[totals()], executors=["1"], snapshot_chain_links=2)
     world.start(InlineBackground(deferred=True))
@@ -143,7 +143,7 @@ def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp
     assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
 
 
-def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
+def test_no_snapshot_counts_as_lost_while_upkeep_runs(tmp_path: Path) -> None:
     """While upkeep runs, no snapshot counts as lost, because its receipt may have it."""
     world, seen = World(tmp_path, operators=[totals()]), list[object]()
     snapshot = Snapshot(paths.snapshot_id(3, f"1-{7:032x}"), Head(3, "1-a"), 1, 0, 1)
@@ -154,20 +154,20 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
 
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
             """Return a receipt with a snapshot."""
-            seen.append((told.listable_names(), sorted(orders)))
+            seen.append((taken_snapshots.listable_names(), sorted(orders)))
             return [receipt]
 
-    told = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
+    taken_snapshots = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
     order = UpkeepOrder(world.home, "", 1, 0, {})
-    assert told.listable_names() == frozenset()
-    told.upkeep({"1": order})
+    assert taken_snapshots.listable_names() == frozenset()
+    taken_snapshots.upkeep({"1": order})
     assert seen == [(None, ["1"])]
     name = paths.snapshot_name("totals", 2, snapshot.id)
-    assert told.listable_names() == frozenset({name})
-    told.forget_before(1)
-    assert told.listable_names() == frozenset({name})
-    told.forget_before(2)
-    assert told.listable_names() == frozenset()
+    assert taken_snapshots.listable_names() == frozenset({name})
+    taken_snapshots.forget_before(1)
+    assert taken_snapshots.listable_names() == frozenset({name})
+    taken_snapshots.forget_before(2)
+    assert taken_snapshots.listable_names() == frozenset()
 
 
 def failing(attempt: Attempt) -> object:
@@ -177,7 +177,7 @@ def failing(attempt: Attempt) -> object:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_starts_that_fail_in_their_first_batch_leave_a_bounded_number_of_objects(tmp_path: Path) -> None:
+def test_starts_that_fail_in_the_first_batch_leave_few_objects(tmp_path: Path) -> None:
     """Starts that fail in their first batch leave few objects, because the next start deletes them. Old records are
     deleted too.
     """
@@ -202,7 +202,7 @@ def test_starts_that_fail_in_their_first_batch_leave_a_bounded_number_of_objects
 
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("wrong", [YEAR_SECONDS, -YEAR_SECONDS])
-def test_a_machines_clock_that_jumps_neither_stops_freeing_nor_hurries_it(tmp_path: Path, wrong: int) -> None:
+def test_deletes_of_records_do_not_depend_on_the_wall_clock(tmp_path: Path, wrong: int) -> None:
     """Records are deleted when the driver's elapsed time exceeds `retained_for`, whatever the wall clock says."""
     world, clock = clocked(tmp_path, retained_versions=2, retained_for=100)
     for version in range(4):
@@ -250,9 +250,9 @@ NOW = 10 * YEAR_SECONDS
         ([NOW - 50] * 20 + [NOW - YEAR_SECONDS] * 3, 0),
         ([NOW - YEAR_SECONDS] * 20 + [NOW - 50] * 3, 20),
     ],
-    ids=["right", "one ahead", "a driver ahead", "ahead just now", "one unsure", "one behind", "behind now", "gap"],
+    ids=["correct", "one ahead", "a driver ahead", "ahead just now", "one unsure", "one behind", "behind now", "gap"],
 )  # fmt: skip
-def test_a_scan_believes_no_record_that_comes_from_the_future(written: list[int], oldest: int) -> None:
+def test_a_record_with_a_future_time_counts_as_old_as_the_next_one(written: list[int], oldest: int) -> None:
     """A record with a time in the future counts as old as the next one. Records that may be recent stay, and wrong
     clocks do not keep records for ever.
     """
@@ -261,7 +261,7 @@ def test_a_scan_believes_no_record_that_comes_from_the_future(written: list[int]
 
 
 @pytest.mark.usefixtures("names_in_order")
-def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
+def test_a_lost_member_is_forgotten_after_the_rebalance_delay(tmp_path: Path) -> None:
     """A lost member is forgotten after the rebalance delay, so memory is bounded."""
     world = Elastic(tmp_path, key_groups=2, scheduled_rebalance_max_delay=10)
     world.feed()
@@ -281,7 +281,7 @@ def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_young")
-def test_what_snapshots_took_off_is_remembered_no_longer_than_it_is_retained(tmp_path: Path) -> None:
+def test_replaced_links_are_forgotten_with_the_retained_records(tmp_path: Path) -> None:
     """Links that snapshots replaced are forgotten with the retained records. A copy that is further behind fetches the
     whole state.
     """
@@ -293,7 +293,7 @@ def test_what_snapshots_took_off_is_remembered_no_longer_than_it_is_retained(tmp
 
 
 @pytest.mark.usefixtures("names_in_order")
-def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp_path: Path) -> None:
+def test_copies_of_executors_that_never_join_are_forgotten(tmp_path: Path) -> None:
     """If Spark runs a slot on an executor that never becomes a member, its copies are forgotten when it leaves."""
     world = Elastic(tmp_path, key_groups=2)
     world.feed()

@@ -98,13 +98,13 @@ def truth(gone: int) -> set[str]:
     root = grown()
     store = root.store()
     store.inner.delete([paths.record_name(s) for s in range(gone)])
-    found = root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0)))
-    assert len(found) > 10
-    return found
+    deleted_names = root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0)))
+    assert len(deleted_names) > 10
+    return deleted_names
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from([0.02, 0.2, 0.9]), st.sampled_from([0, 4, 16]), st.booleans())
-def test_no_lag_of_list_deletes_what_stays_without_it_i5(
+def test_a_scan_with_a_lagging_list_deletes_no_more_i5(
     chance: random.Random, share: float, gone: int, shows_tail: bool
 ) -> None:
     """I5: if LIST omits objects and shows deleted records, a scan deletes no more than with a complete LIST."""
@@ -118,7 +118,7 @@ def test_no_lag_of_list_deletes_what_stays_without_it_i5(
     assert root.deleted(store, lambda: scanned(store, root.tail)) <= truth(gone)
 
 
-def test_a_list_without_the_last_record_ends_the_scan() -> None:
+def test_a_scan_fails_if_list_lacks_the_newest_record() -> None:
     """If LIST lacks the newest record, the scan fails without a delete, and a later scan succeeds."""
     root = grown()
     store = root.store()
@@ -131,7 +131,7 @@ def test_a_list_without_the_last_record_ends_the_scan() -> None:
     assert root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0))) == truth(0)
 
 
-def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> None:
+def test_a_scan_whose_record_another_driver_deleted_is_fenced_i4() -> None:
     """If the record of a scan was deleted by another driver, the scan is fenced and deletes nothing."""
     root = grown()
     store = root.store()
@@ -146,7 +146,7 @@ def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> N
     assert {*store.inner.list("")} == before
 
 
-def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fenced() -> None:
+def test_a_scan_whose_record_its_own_driver_deleted_is_not_fenced() -> None:
     """If its own driver deleted the record of a waiting scan, the scan is not fenced, deletes nothing, and is repeated
     later.
     """
@@ -163,7 +163,7 @@ def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fen
     assert {*store.inner.list("")} == before
 
 
-def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept() -> None:
+def test_a_scan_after_a_failed_one_uses_the_newest_record() -> None:
     """After a scan failed because its record was deleted, the next scan uses the newest record."""
     root, background, retention = grown(), InlineBackground(deferred=True), Retention(2, 0)
     store, last = root.store(), root.tail.sequence
@@ -182,7 +182,7 @@ def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept()
     assert [type(result) for result in work.collect() if result] == [UnavailableError, ScanResult]
 
 
-def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
+def test_list_need_not_show_the_retained_records() -> None:
     """Retained records are read by their numbers, so LIST does not have to show them."""
     root = grown()
     store = root.store()
@@ -192,7 +192,7 @@ def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
 
 
 @pytest.mark.parametrize("back", [1, VERSIONS - 1])
-def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
+def test_a_missing_retained_record_fails_the_scan(back: int) -> None:
     """If a retained record is missing, the scan fails without a delete, because the record's objects are unknown."""
     root = grown()
     store = root.store()
@@ -202,7 +202,7 @@ def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
     assert len(store.inner.list("")) == len(root.objects) - 1
 
 
-def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
+def test_a_scan_deletes_nothing_if_a_newer_epoch_has_a_record_i4() -> None:
     """I4: a scan finds a record of a newer epoch by its number, though LIST does not show it, and deletes nothing."""
     root = grown()
     store = root.store()
@@ -214,7 +214,7 @@ def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
     assert len(store.inner.list("")) == len(root.objects) + 1
 
 
-def test_a_start_where_list_shows_only_what_is_gone_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_can_be_repeated_if_list_shows_only_deleted_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """If LIST shows only deleted records, a start fails and can be repeated. The root counts neither as damaged nor as
     empty.
     """
@@ -231,7 +231,7 @@ def test_a_start_where_list_shows_only_what_is_gone_is_tried_again(monkeypatch: 
     assert Log(store, "").open() == root.tail
 
 
-def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns() -> None:
+def test_a_rollback_finds_an_earlier_rollback_that_list_omits() -> None:
     """A rollback follows the records since an earlier rollback, though LIST does not show that one. Records from before
     it are not used.
     """
@@ -253,7 +253,7 @@ def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns()
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.sample(step=3)
-def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, seed: int) -> None:
+def test_a_query_on_a_store_with_a_lagging_list_keeps_all_records(tmp_path: Path, seed: int) -> None:
     """With a LIST that lags up to three batches, no start fails, every record is readable, and the root stays small."""
     world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=3, retained_versions=3)
     chance = random.Random(seed)
@@ -276,7 +276,7 @@ def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, s
     assert len(world.memory.list("")) < 25
 
 
-def test_a_scan_goes_on_in_pieces_between_which_others_have_their_turn_and_deletes_wait_i5() -> None:
+def test_records_added_between_the_steps_of_a_scan_stay_i5() -> None:
     """Other work runs between the steps of a scan. Records that are added meanwhile and their objects stay."""
     root, background = grown(), InlineBackground(deferred=True)
     store, work = root.store(), ClaimWork(background)
@@ -299,12 +299,12 @@ def test_a_scan_goes_on_in_pieces_between_which_others_have_their_turn_and_delet
     for _ in range(2):
         background.submit(others_turn)
     assert root.deleted(store, background.run) == expected
-    found = [result for result in work.collect() if result]
+    results = [result for result in work.collect() if result]
     assert done == ["others", "others", "others", "swept"]
-    assert [type(result) for result in found] == [ScanResult]
+    assert [type(result) for result in results] == [ScanResult]
 
 
-def test_a_scan_that_another_driver_overtakes_between_two_pieces_deletes_nothing_i4() -> None:
+def test_a_scan_deletes_nothing_after_a_claim_between_its_steps_i4() -> None:
     """I4: if another driver claims between two steps of a scan, the scan deletes nothing."""
     root, background = grown(), InlineBackground(deferred=True)
     store, work = root.store(), ClaimWork(background)
@@ -318,9 +318,9 @@ def test_a_scan_that_another_driver_overtakes_between_two_pieces_deletes_nothing
     assert {*root.objects} < {*store.inner.list("")}
 
 
-def test_a_snapshot_that_is_put_as_the_scan_begins_is_not_taken_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_is_put_at_the_start_of_a_scan_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan reads LIST before it asks which snapshots may be listed, so a snapshot that is put meanwhile stays."""
-    root, store, told = grown(), grown().store(), set[str]()
+    root, store, own_names = grown(), grown().store(), set[str]()
     fresh = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{8:032x}")
     lost = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{9:032x}")
     store.put_if_absent(lost, b"x")
@@ -329,10 +329,10 @@ def test_a_snapshot_that_is_put_as_the_scan_begins_is_not_taken_for_a_lost_one(m
 
     def put_then_list(prefix: str) -> list[str]:
         store.inner.put_if_absent(fresh, b"x")
-        told.add(fresh)
+        own_names.add(fresh)
         return shown(prefix)
 
     monkeypatch.setattr(store, "list", put_then_list)
-    run_to_end(scan(store, root.tail, 2, 0, own_snapshots=lambda: frozenset(told)))
+    run_to_end(scan(store, root.tail, 2, 0, own_snapshots=lambda: frozenset(own_names)))
     assert store.exists(fresh)
     assert not store.exists(lost)

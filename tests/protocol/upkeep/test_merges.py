@@ -66,7 +66,7 @@ def ordered(policy: MergePolicy, entry: Entry, version: int) -> Entry | None:
 
 @settings(max_examples=40)
 @given(st.integers(4, 16), st.integers(1, 1200), st.integers(1, 5))
-def test_each_row_is_written_once_per_level_and_chains_stay_short(fan_in: int, deltas: int, late: int) -> None:
+def test_merges_write_each_row_once_per_level(fan_in: int, deltas: int, late: int) -> None:
     """With `fan_in ** n` deltas, a chain has at most ``fan_in`` links for each of ``n`` levels, and each row is written
     once per level, also if merges are listed some batches late.
     """
@@ -95,7 +95,7 @@ def test_each_row_is_written_once_per_level_and_chains_stay_short(fan_in: int, d
     assert len(entry.chain) <= fan_in * depth + late
 
 
-def test_an_old_delta_is_merged_though_it_is_the_only_one() -> None:
+def test_an_old_delta_is_merged_even_if_it_is_the_only_one() -> None:
     """A delta of a certain age is merged even if it is the only one, because its object has the parts of other
     key-groups. A merged delta is not merged for its age.
     """
@@ -109,7 +109,7 @@ def test_an_old_delta_is_merged_though_it_is_the_only_one() -> None:
     assert ordered(policy, listed, 10_000) is None
 
 
-def test_an_old_delta_is_merged_though_newer_ones_arrive() -> None:
+def test_an_old_delta_is_merged_even_if_newer_ones_arrive() -> None:
     """The age of the oldest delta in a chain counts."""
     policy = MergePolicy(16, 100)
     entry = EMPTY.add_link(delta(0)).add_link(delta(99))
@@ -117,7 +117,7 @@ def test_an_old_delta_is_merged_though_newer_ones_arrive() -> None:
     assert ordered(policy, entry, 100) == Entry(None, entry.chain, cut=entry.base)
 
 
-def test_key_groups_that_are_half_due_share_the_object() -> None:
+def test_key_groups_that_are_half_due_are_merged_with_a_due_one() -> None:
     """If one key-group of an executor is due, key-groups with half as many links are merged too. Other executors merge
     nothing.
     """
@@ -150,7 +150,7 @@ def test_a_merged_delta_that_is_mostly_unlisted_is_merged_again() -> None:
     assert find_sparse(manifest.with_entries(changes)) == frozenset()
 
 
-def test_a_record_lists_a_merged_delta_beside_a_snapshot_of_the_same_key_group() -> None:
+def test_a_record_can_list_a_snapshot_and_a_later_merged_delta() -> None:
     """A record can list a snapshot of a key-group and a merged delta of the links after it."""
     entry = Entry(chain=tuple(map(delta, range(4))))
     snapshot = Snapshot(paths.snapshot_id(1, f"1-{8:032x}"), entry.chain[1].head, 10, 0, 1)
@@ -162,12 +162,12 @@ def test_a_record_lists_a_merged_delta_beside_a_snapshot_of_the_same_key_group()
 
 
 @pytest.mark.parametrize(("links", "fan_in"), [(2, 0), (15, 0), (16, 4), (64, 16), (5000, 16)])
-def test_short_chains_get_snapshots_instead(links: int, fan_in: int) -> None:
+def test_short_chains_get_snapshots_instead_of_merges(links: int, fan_in: int) -> None:
     """For short chains merges would write more than snapshots, so none are made."""
     assert MergePolicy.of_chains(links, 100).fan_in == fan_in
 
 
-def test_snapshots_and_merges_together_write_at_most_five_times_the_changes() -> None:
+def test_snapshots_and_merges_write_at_most_five_times_the_changes() -> None:
     """For a key-group of constant size, snapshots and merges write at most five times the changed bytes, and the listed
     bytes are at most 2.2 times the state.
     """
@@ -229,7 +229,7 @@ def end_batch(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.sample(step=3)
-def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
+def test_a_merging_query_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
     """Over batches, restarts and crashes, every record has its objects (I1 to I5), copies equal the committed state,
     and only listed objects are left.
     """
@@ -260,7 +260,7 @@ def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, see
     assert world.state("tails") == contents[39]["tails"]
 
 
-def test_old_local_copies_and_standbys_follow_without_merged_deltas(tmp_path: Path) -> None:
+def test_standbys_fetch_no_merged_delta_of_deltas_that_they_have(tmp_path: Path) -> None:
     """Standbys fetch each delta once, and no merged delta of deltas that they have."""
     world = Elastic(tmp_path, num_standbys=1, snapshot_chain_links=16, retained_versions=20)
     world.feed(40)
@@ -269,7 +269,7 @@ def test_old_local_copies_and_standbys_follow_without_merged_deltas(tmp_path: Pa
     assert gets == []
 
 
-def test_a_merge_that_fails_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_merge_is_a_warning_and_is_repeated(tmp_path: Path) -> None:
     """A failed merge is a warning of the next report and is repeated."""
     world = query(tmp_path, executors=["1"], operators=[totals()])
     world.store.script(Fault("unavailable", "put", "merged/"))
@@ -281,7 +281,7 @@ def test_a_merge_that_fails_is_tried_again(tmp_path: Path) -> None:
     assert max(levels_of(world)) >= 1
 
 
-def test_merged_deltas_that_no_record_lists_are_deleted(tmp_path: Path) -> None:
+def test_unlisted_merged_deltas_are_deleted(tmp_path: Path) -> None:
     """Merged deltas without a record are deleted: those of an ended driver and those that a snapshot replaced."""
     world = query(tmp_path, executors=["1"], operators=[totals()], orphan_scan_interval=1)
     for version in range(30):
@@ -305,7 +305,7 @@ def test_merged_deltas_that_no_record_lists_are_deleted(tmp_path: Path) -> None:
     assert present <= listed | {replacement.link.object for _, replacement in merges}
 
 
-def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_path: Path) -> None:
+def test_a_merged_delta_that_no_commit_can_list_is_deleted_at_once(tmp_path: Path) -> None:
     """A merged delta whose first link is no longer in the chain is deleted without a scan."""
     world = query(tmp_path, executors=["1"], operators=[totals()])
     upkeep = world.driver._upkeep  # private: links that no record lists yet
@@ -325,7 +325,7 @@ def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_
     assert world.memory.get(replacement.link.object) is None
 
 
-def test_links_of_the_driver_before_are_merged(tmp_path: Path) -> None:
+def test_links_of_the_previous_driver_are_merged(tmp_path: Path) -> None:
     """After a restart, key-groups that no batch changes are merged once, and a record lists the merged delta."""
     world = query(tmp_path, executors=["1"], operators=[totals()])
     idle = tuple(f"k{n}" for n in range(20))
@@ -360,7 +360,7 @@ def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
+def test_overdue_merges_run_before_the_first_batch(tmp_path: Path) -> None:
     """If each driver runs one batch, overdue merges are made before that batch, because later ones would never be
     listed.
     """
@@ -405,7 +405,7 @@ def slow_events(chance: random.Random, version: int) -> pa.Table:
     """Draw a batch with few of many keys. Time passes so slowly that keys outlive the merges of their rows."""
     newest = 20_000 + 120 * version
     keys = [f"key-{chance.randrange(40)}" for _ in range(chance.choice([0, 1, 4, 6]))]
-    rows = [(key, chance.randrange(9), 100 * version + at, newest - 40 * at) for at, key in enumerate(keys)]
+    rows = [(key, chance.randrange(9), 100 * version + index, newest - 40 * index) for index, key in enumerate(keys)]
     columns = zip(*rows, strict=True) if rows else [()] * len(EVENTS)
     return pa.table([pa.array(column, f.type) for column, f in zip(columns, EVENTS, strict=True)], schema=EVENTS)
 
@@ -433,7 +433,7 @@ def test_keys_that_expire_are_merged(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
-def test_merged_deltas_are_encrypted_in_their_places(
+def test_merged_deltas_are_encrypted_for_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers_max: float
 ) -> None:
     """Another member decrypts a merged delta. A part in the place of another key-group is refused, and local files are

@@ -24,7 +24,7 @@ def longest_chain(world: Elastic, key_groups: set[int]) -> int:
     return max(len(entry.chain) for (_, key_group), entry in entries.items() if key_group in key_groups)
 
 
-def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path) -> None:
+def test_an_executor_with_stuck_upkeep_does_not_delay_others(tmp_path: Path) -> None:
     """For 15 minutes batches run, and the copies and chains of the other member stay up to date. The report names the
     late executor and its long chains. Later all is caught up.
     """
@@ -57,7 +57,7 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     world.check_state()
 
 
-def test_whose_answers_are_lost_go_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_answers_of_one_round_do_not_delay_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a round is given up, another one runs at once for all other executors."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
@@ -74,7 +74,7 @@ def test_whose_answers_are_lost_go_on_at_once(tmp_path: Path, monkeypatch: pytes
     assert rounds == [{"1", "2"}, {"1"}]
 
 
-def test_who_asks_for_a_clean_up_is_told_of_the_one_that_does_not_answer(tmp_path: Path) -> None:
+def test_clean_up_fails_if_an_executor_does_not_answer(tmp_path: Path) -> None:
     """`clean_up` fails after one deadline if an executor does not answer."""
     world = Elastic(tmp_path)
     world.feed(2)
@@ -88,7 +88,7 @@ def test_who_asks_for_a_clean_up_is_told_of_the_one_that_does_not_answer(tmp_pat
     assert world.copies_of("1") == world.copies_of("2") == set()
 
 
-def test_the_deadline_is_a_live_setting(tmp_path: Path) -> None:
+def test_upkeep_timeout_changes_live(tmp_path: Path) -> None:
     """`upkeep_timeout` changes live. A piece of upkeep has that time and its own seconds."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)

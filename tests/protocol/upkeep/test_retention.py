@@ -143,7 +143,7 @@ def test_retired_objects_are_counted_by_name(groups: list[tuple[int, int]], coun
     assert tracker.take_deletable(oldest) == [name for until, name in retired if until <= oldest]
 
 
-def test_a_promised_record_keeps_its_base_if_a_scan_ends_after_the_promise_was_chosen() -> None:
+def test_the_base_of_a_promised_record_stays_after_a_late_scan() -> None:
     """The base of the promised record stays, although a scan retains only later records."""
     tracker = Retention(1, 0)
     promised = 2 * FULL_EVERY + 10
@@ -158,7 +158,7 @@ def test_a_promised_record_keeps_its_base_if_a_scan_ends_after_the_promise_was_c
     assert base in tracker.take_deletable(newest - 1)
 
 
-def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None:
+def test_a_shared_delta_stays_until_no_key_group_lists_it() -> None:
     """A shared delta is deleted after the last key-group stops listing it, also if the driver started later."""
     link = Link(Head(1, "1-" + "a" * 32), 0, 1, 0, 1)
     first, second = ("totals", 0), ("totals", 1)
@@ -176,7 +176,7 @@ def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None
     assert link.object in tracker.take_deletable(22)
 
 
-def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
+def test_a_start_keeps_records_that_an_older_promise_may_need() -> None:
     """After a start, records that an older promised record may need stay, because its full record is unknown."""
     tail = replace(PLAIN, sequence=40, full=32)
     tracker = Retention(2, 0)
@@ -189,7 +189,7 @@ def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
     st.lists(st.sampled_from(["commit"] * 6 + ["sweep", "sweep", "start", "scan", "wait"]), max_size=60),
     st.randoms(use_true_random=False), st.integers(2, 5), st.sampled_from([0, 0, 60]),
 )  # fmt: skip
-def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
+def test_no_object_of_a_retained_record_is_deleted_i5(
     acts: list[str], chance: random.Random, versions: int, for_ms: int
 ) -> None:
     """I5: over random commits, snapshots, restarts, deletes and scans, no object of a retained record is deleted."""
@@ -221,7 +221,7 @@ def named(epoch: int, version: int = 1) -> tuple[str, str]:
     return paths.delta_name(version, attempt), paths.snapshot_name("totals", 1, paths.snapshot_id(version, attempt))
 
 
-def test_only_orphans_of_older_epochs_and_given_up_deltas_go_i4() -> None:
+def test_only_orphans_of_older_epochs_and_abandoned_deltas_go_i4() -> None:
     """I4, I5: objects of newer epochs, snapshots of the own epoch, deltas of the running batch and foreign objects
     stay.
     """
@@ -250,7 +250,7 @@ def test_the_root_stays_small_over_many_batches(tmp_path: Path) -> None:
     assert world.state("totals") == {f"k{n}": (60, 60) for n in range(10)}
 
 
-def test_a_fenced_driver_deletes_nothing_the_newer_one_lists_i4(tmp_path: Path) -> None:
+def test_a_fenced_driver_deletes_no_object_of_the_newer_driver_i4(tmp_path: Path) -> None:
     """I4: late upkeep of a fenced driver deletes nothing that the newer driver lists."""
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2)
     history = History(world)
@@ -278,7 +278,7 @@ def with_late_deletes(tmp_path: Path) -> World:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_deletes_of_a_driver_that_stood_still_until_its_record_was_swept_are_not_done_i4(tmp_path: Path) -> None:
+def test_a_driver_whose_record_another_one_deleted_deletes_nothing_i4(tmp_path: Path) -> None:
     """I4: late deletes are not done if the driver's record was deleted by another one, whose records have the next
     numbers.
     """
@@ -295,7 +295,7 @@ def test_deletes_of_a_driver_that_stood_still_until_its_record_was_swept_are_not
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_late_deletes_spare_a_log_that_was_begun_anew_i4(tmp_path: Path) -> None:
+def test_late_deletes_spare_a_recreated_log_i4(tmp_path: Path) -> None:
     """I4: late deletes spare a log that was created again, whose records have the same numbers."""
     world = with_late_deletes(tmp_path)
     late = world.background
@@ -310,7 +310,7 @@ def test_late_deletes_spare_a_log_that_was_begun_anew_i4(tmp_path: Path) -> None
     assert world.state("totals") == {"a": (2, 2)}
 
 
-def test_a_late_scan_spares_a_log_that_was_begun_anew_i4() -> None:
+def test_a_late_scan_spares_a_recreated_log_i4() -> None:
     """I4: a late scan spares a log that was created again, although a record has the number and epoch of its own
     record.
     """
@@ -346,7 +346,7 @@ def taken_over_by_each_delete(store: MemoryStore) -> None:
     store.delete = followed  # type: ignore[method-assign]
 
 
-def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
+def test_a_driver_checks_its_claim_before_each_1_000_deletes_i4() -> None:
     """I4: before each 1,000 deletes, a driver checks that its record is still the newest."""
     store = MemoryStore()
     deletes, names = Deletes(store), [paths.delta_name(0, attempt(number)) for number in range(2_500)]
@@ -360,7 +360,7 @@ def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
     assert sum(map(store.exists, names)) == 1_500
 
 
-def test_a_scan_that_has_begun_to_delete_ends_with_its_claim_i4() -> None:
+def test_a_scan_checks_its_claim_before_each_1_000_deletes_i4() -> None:
     """I4: before each 1,000 deletes, a scan checks that its record is still the newest."""
     store = MemoryStore()
     names = [paths.delta_name(0, attempt(number)) for number in range(2_500)]
@@ -375,12 +375,12 @@ def test_a_scan_that_has_begun_to_delete_ends_with_its_claim_i4() -> None:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> None:
+def test_a_record_with_an_unclear_append_retains_its_objects_i5(tmp_path: Path) -> None:
     """I5: a record whose append was unclear retains its objects as long as any other."""
     world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=6, snapshot_chain_links=2)
-    everything, one = rows_of(*((f"k{n}", 1, n) for n in range(20))), rows_of(("k0", 1, 0))
+    everything, first_key_rows = rows_of(*((f"k{n}", 1, n) for n in range(20))), rows_of(("k0", 1, 0))
     history = History(world)
-    world.batch(0, one)
+    world.batch(0, first_key_rows)
     history.look()
     record = paths.record_name(2)
     world.store.script(Fault("answer_lost", "put", record, times=None), Fault("unavailable", "get", record, times=None))
@@ -389,7 +389,7 @@ def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> No
     world.store.heal()
     assert world.batch(1, everything).decision == "repeat"
     for version in range(2, 14):
-        world.batch(version, one)
+        world.batch(version, first_key_rows)
         history.look()
 
 
@@ -404,9 +404,7 @@ def grown_root(tmp_path: Path, **settings: Any) -> World:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleted_records_are_not_read_after_an_unclear_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an unclear record, records that were deleted long ago are not read, and no missing record is reported."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 5)
     world = grown_root(tmp_path, retained_versions=6)
@@ -420,14 +418,16 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
     world.store.heal()
     world.store.calls.clear()
     assert [world.batch(version, one(1)).warnings for version in (31, 32)] == [(), ()]
-    asked = {name for _, name in world.store.calls if name > paths.LOG}
-    assert min(asked & {paths.record_name(sequence) for sequence in range(50)}) >= paths.record_name(first - 1)
+    requested_names = {name for _, name in world.store.calls if name > paths.LOG}
+    assert min(requested_names & {paths.record_name(sequence) for sequence in range(50)}) >= paths.record_name(
+        first - 1
+    )
 
 
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("more", range(4))
 @pytest.mark.sample(step=2)
-def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, more: int) -> None:
+def test_the_scan_after_a_start_deletes_orphans(tmp_path: Path, more: int) -> None:
     """The scan after a start deletes orphans, although the full record of the oldest records is deleted."""
     world = grown_root(tmp_path, retained_versions=6)
     first = paths.parse_record_name(world.memory.list(paths.LOG)[0])
@@ -445,7 +445,7 @@ def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, mo
 @pytest.mark.parametrize("old_ms", [0, 10_000_000])
 @pytest.mark.parametrize("sequence", [0, 9])
 @pytest.mark.sample(step=3)
-def test_a_record_that_came_back_below_the_log_stops_no_scan(
+def test_a_late_record_below_the_log_is_ignored_and_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: int, old_ms: int, restart: bool
 ) -> None:
     """If a late put writes a record below the log, scans continue and delete it, and a start ignores it."""
@@ -465,7 +465,7 @@ def test_a_record_that_came_back_below_the_log_stops_no_scan(
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_path: Path) -> None:
+def test_a_lost_unneeded_record_frees_no_promised_objects(tmp_path: Path) -> None:
     """If an unneeded record below the promised one is lost, a scan still keeps the objects of the promised record and
     its full record.
     """
@@ -490,7 +490,7 @@ def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_a_log_begins_with_a_full_record(tmp_path: Path) -> None:
+def test_every_remaining_record_has_its_full_record(tmp_path: Path) -> None:
     """Every record that is left can be read, because its full record is left too."""
     world = grown_root(tmp_path, retained_versions=6)
     log = world.log()
@@ -501,7 +501,7 @@ def test_a_log_begins_with_a_full_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_a_scan_that_failed_is_tried_again_soon(tmp_path: Path) -> None:
+def test_a_failed_scan_is_repeated_after_a_minute(tmp_path: Path) -> None:
     """A failed scan is repeated after a minute, not after a day."""
     world = grown_root(tmp_path)
     world.start()
@@ -534,7 +534,7 @@ def short_runs(world: World, runs: int, seconds: float, keys: int = 10) -> tuple
     return records, objects, reads
 
 
-def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_records_are_deleted_despite_frequent_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a query restarts more often than records expire, old records are still deleted, and starts do not read more
     and more.
     """
@@ -549,7 +549,7 @@ def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("nothing_is_young")
 @pytest.mark.long
-def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_reads_a_bounded_number_of_old_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan reads a bounded number of old records, so a long log gets shorter with each start."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 40)
     full_record_every(16, monkeypatch)  # a scan must pass a full record, as in a real log
@@ -565,7 +565,7 @@ def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypa
     assert len(world.memory.list(paths.LOG)) <= 16 + 4
 
 
-def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> None:
+def test_damaged_sealed_output_of_a_retained_record_is_found_i5(tmp_path: Path) -> None:
     """I5 includes sealed output, which no manifest lists: damage to it is found."""
     world = World(tmp_path, operators=[totals()], deliver_after_commit=True)
     history = History(world)
@@ -583,7 +583,7 @@ def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("nothing_is_young")
-def test_objects_are_deleted_once_there_are_eight(tmp_path: Path) -> None:
+def test_deletes_run_when_eight_objects_are_due(tmp_path: Path) -> None:
     """Deletes run when eight objects are due, not after 16 records."""
     world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=2, retained_for=0)
     unlisted = []
@@ -597,7 +597,7 @@ def test_objects_are_deleted_once_there_are_eight(tmp_path: Path) -> None:
     assert 8 <= max(unlisted) < 8 + 2 * world.settings.key_groups
 
 
-def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
+def test_sealed_output_stays_while_a_retained_record_lists_it() -> None:
     """Sealed output stays while a retained record lists it, although a snapshot replaced its delta in the state."""
     link = Link(Head(3, "11-a"), 0, 9, 1, 1)
     state, snapshot = Entry(None, (link,)), Entry(Snapshot("s", link.head, 9, 1, 1), ())
@@ -611,7 +611,7 @@ def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
     assert link.object in retention.take_deletable(18)
 
 
-def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
+def test_a_scan_deletes_a_record_name_far_below_the_log() -> None:
     """A record name far below the log costs no memory, and the scan deletes it."""
     far, store = 10**6, MemoryStore()
     tail = replace(PLAIN, sequence=far, full=far, promised=far, kind="claim", epoch=1)
@@ -628,7 +628,7 @@ def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_a_scan_deletes_what_is_not_promised_although_a_clock_was_set_back() -> None:
+def test_a_scan_deletes_unpromised_records_despite_a_clock_set_back() -> None:
     """If the clock was set back, unpromised records are deleted although they seem recent."""
     store = MemoryStore()
     log = grown(store, 30)

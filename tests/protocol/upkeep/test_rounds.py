@@ -42,7 +42,7 @@ def watched(world: Elastic, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.
     return pieces
 
 
-def test_what_is_fetched_stays_within_the_bandwidth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_granted_bytes_stay_within_the_bandwidth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes granted to an executor are at most the bandwidth times the elapsed time."""
     bandwidth = 1_000
     world = Elastic(tmp_path, num_standbys=0, upkeep_bandwidth=bandwidth)
@@ -58,9 +58,7 @@ def test_what_is_fetched_stays_within_the_bandwidth(tmp_path: Path, monkeypatch:
     world.check_state()
 
 
-def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_plan_keeps_the_drops_of_the_waiting_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer plan takes over the drops of the waiting plan."""
     world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
     world.feed(4)
@@ -80,7 +78,9 @@ def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
     world.check_state()
 
 
-def test_upkeep_that_raises_never_fails_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_upkeep_is_a_warning_and_does_not_fail_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If upkeep raises an error, the report has a warning, and upkeep is repeated with the next batches."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(2)
@@ -101,7 +101,7 @@ def test_upkeep_that_raises_never_fails_a_batch(tmp_path: Path, monkeypatch: pyt
     world.check_state()
 
 
-def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path: Path) -> None:
+def test_a_standby_repeats_a_failed_fetch_of_a_delta(tmp_path: Path) -> None:
     """A standby that could not fetch a delta fetches it later, and the batches run once."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
@@ -114,7 +114,7 @@ def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path:
     world.check_state()
 
 
-def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> None:
+def test_a_damaged_copy_is_removed_with_a_warning_and_restored(tmp_path: Path) -> None:
     """A damaged copy is removed with a warning, and the standby restores it without a retry."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
@@ -132,7 +132,7 @@ def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> Non
     world.check_state()
 
 
-def test_pieces_are_short_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upkeep_rounds_are_shorter_during_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round has 0.25 s during a batch, and 1 s between batches."""
     world = Elastic(tmp_path, num_standbys=1)
     world.start(InlineBackground(deferred=True))
@@ -149,7 +149,7 @@ def test_pieces_are_short_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest
     assert {order.seconds for orders in pieces[beside:] for order in orders.values()} == {1.0}
 
 
-def test_a_copy_that_cannot_follow_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_progress_is_retried_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a copy makes no progress, its plan ends. Later tries come with batches, less and less often."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(4)
@@ -160,9 +160,7 @@ def test_a_copy_that_cannot_follow_is_not_tried_for_ever(tmp_path: Path, monkeyp
     assert len(pieces) == 2
 
 
-def test_of_more_snapshots_than_one_executor_takes_at_once_none_waits_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_groups_with_the_oldest_snapshots_are_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If snapshots are due faster than they are taken, the key-groups with the oldest snapshots are first. So all
     chains have a similar length.
     """
@@ -215,7 +213,7 @@ class Rested(InlineBackground):
 @pytest.mark.parametrize(
     ("in_batch", "follows", "pauses"), [(True, False, [0.9]), (True, True, [0.4]), (False, True, [0])]
 )
-def test_upkeep_beside_a_batch_pauses_longer_than_it_works(in_batch: bool, follows: bool, pauses: list[float]) -> None:
+def test_upkeep_during_a_batch_pauses_longer_than_it_works(in_batch: bool, follows: bool, pauses: list[float]) -> None:
     """During a batch, upkeep with snapshots works a tenth of the time, and upkeep with copies that follow a fifth.
     Between batches it does not pause.
     """
@@ -235,14 +233,14 @@ def test_upkeep_beside_a_batch_pauses_longer_than_it_works(in_batch: bool, follo
     assert background.pauses == pytest.approx(pauses)
 
 
-def test_drops_that_wait_are_of_the_folder_that_they_were_seen_in() -> None:
+def test_waiting_drops_are_sent_only_to_the_same_folder() -> None:
     """Waiting drops are sent with the next plan, if the executor still has the same folder."""
     drop, later = Drop("totals", 1, None), Drop("totals", 2, None)
     old = _order("m1", drop)
 
     def merged(**orders: UpkeepOrder) -> dict[str, tuple[Drop, ...]]:
-        found = rounds._with_drops_of({"1": old, "2": _order("m2")}, orders)
-        return {executor: order.drops for executor, order in found.items()}
+        orders_with_drops = rounds._with_drops_of({"1": old, "2": _order("m2")}, orders)
+        return {executor: order.drops for executor, order in orders_with_drops.items()}
 
     assert merged() == {"1": (drop,)}
     assert merged(**{"1": _order("m1", later)}) == {"1": (drop, later)}

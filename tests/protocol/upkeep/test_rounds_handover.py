@@ -87,7 +87,7 @@ def between_steps(
     return done
 
 
-def test_a_plan_made_at_any_moment_of_the_one_that_runs_is_run() -> None:
+def test_a_plan_submitted_at_any_step_of_the_thread_is_run() -> None:
     """A plan that is submitted at any step of the running thread is run."""
     step = 0
     while True:
@@ -102,7 +102,7 @@ def test_a_plan_made_at_any_moment_of_the_one_that_runs_is_run() -> None:
     assert step > 50, "too few steps were traced to show anything"
 
 
-def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
+def test_no_plan_is_lost_if_the_thread_takes_one_during_a_submit() -> None:
     """If the running thread takes the waiting plan at any step of a submit, no plan is lost."""
     step = 0
     while True:
@@ -116,7 +116,7 @@ def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
     assert step > 20, "too few steps were traced to show anything"
 
 
-def test_who_is_no_member_any_more_has_no_failures_to_wait_for() -> None:
+def test_forget_resets_the_failures_of_a_member() -> None:
     """After `forget`, failed work is tried without a delay."""
     handover = Handover()
     handover.background.run()
@@ -144,8 +144,10 @@ def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: l
     handover.background.run()
 
 
-@pytest.mark.parametrize("answers", [[], [overdue_receipt("2", 1.0)]], ids=["a job that failed", "another is overdue"])
-def test_what_a_lost_round_was_to_remove_is_removed_with_a_later_plan(
+@pytest.mark.parametrize(
+    "answers", [[], [overdue_receipt("2", 1.0)]], ids=["failed job", "another executor is overdue"]
+)
+def test_drops_of_a_lost_round_are_sent_with_a_later_plan(
     monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]
 ) -> None:
     """The drops of a lost round are sent with a later plan."""
@@ -156,7 +158,7 @@ def test_what_a_lost_round_was_to_remove_is_removed_with_a_later_plan(
     assert sorted(handover.cluster.dropped) == [1, 2, 3]
 
 
-def test_what_a_piece_did_not_come_to_remove_is_removed_with_a_later_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drops_without_time_are_sent_with_a_later_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drops that a round had no time for are sent with a later plan."""
     handover = Handover()
     lose_a_round(handover, monkeypatch, [UpkeepReceipt("1", member="m1", drops_left=1)])
@@ -165,7 +167,7 @@ def test_what_a_piece_did_not_come_to_remove_is_removed_with_a_later_plan(monkey
     assert sorted(handover.cluster.dropped) == [1, 2, 3]
 
 
-def test_what_an_earlier_run_was_to_remove_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drops_of_an_earlier_run_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drops of an earlier run are not sent again, because its copies are not in an assignment yet (I9)."""
     handover = Handover()
     lose_a_round(handover, monkeypatch, [])

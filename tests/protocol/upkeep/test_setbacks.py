@@ -82,7 +82,7 @@ def spoil_snapshots(world: Elastic) -> None:
         world.memory.put_if_absent(name, bytes(len(data)))
 
 
-def test_a_full_disk_costs_a_bounded_number_of_rounds(tmp_path: Path, rounds: Rounds) -> None:
+def test_a_full_disk_causes_a_bounded_number_of_rounds(tmp_path: Path, rounds: Rounds) -> None:
     """Standbys that cannot be created on a full disk are tried ten times, and then once in five minutes."""
     world = started_again(tmp_path, 0.0, retained_versions=1000)
     rounds.take()
@@ -93,7 +93,7 @@ def test_a_full_disk_costs_a_bounded_number_of_rounds(tmp_path: Path, rounds: Ro
     world.check_state()
 
 
-def test_an_unreadable_snapshot_costs_a_bounded_number_of_rounds_and_requests(tmp_path: Path, rounds: Rounds) -> None:
+def test_an_unreadable_snapshot_causes_a_bounded_number_of_rounds(tmp_path: Path, rounds: Rounds) -> None:
     """A round that only fetched an unreadable snapshot counts as failed, so tries are bounded."""
     world = started_again(tmp_path, 1.0, retained_versions=1000)
     spoil_snapshots(world)
@@ -105,7 +105,7 @@ def test_an_unreadable_snapshot_costs_a_bounded_number_of_rounds_and_requests(tm
     assert warnings(reports, "truncated or altered")
 
 
-def test_what_is_given_up_costs_nothing_while_nothing_changes(tmp_path: Path, rounds: Rounds) -> None:
+def test_unchanged_key_groups_are_tried_only_ten_times(tmp_path: Path, rounds: Rounds) -> None:
     """Key-groups that do not change are tried ten times and then never again. The others follow the log."""
     world = started_again(tmp_path, 1.0, retained_versions=1000)
     spoil_snapshots(world)
@@ -118,7 +118,7 @@ def test_what_is_given_up_costs_nothing_while_nothing_changes(tmp_path: Path, ro
 
 @pytest.mark.parametrize("asks", ["rebalance", "setting", "restart", "clean up"])
 @pytest.mark.sample(step=2)
-def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: str) -> None:
+def test_requests_and_restarts_cause_a_new_try_at_once(tmp_path: Path, rounds: Rounds, asks: str) -> None:
     """A rebalance, a changed setting, a clean-up and a restart each cause a new try at once."""
     world = started_again(tmp_path, 0.0, retained_versions=1000)
     long_run(world, 0.3)
@@ -143,7 +143,7 @@ def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: s
     world.check_state()
 
 
-def test_equal_warnings_are_one_with_their_number(tmp_path: Path) -> None:
+def test_equal_warnings_are_merged_and_counted(tmp_path: Path) -> None:
     """Equal warnings since the last report are one warning with their number."""
     world = started_again(tmp_path, 0.0)
     deferred = InlineBackground(deferred=True)
@@ -155,14 +155,12 @@ def test_equal_warnings_are_one_with_their_number(tmp_path: Path) -> None:
         deferred.run()
         world.driver._rounds.setbacks.retry_all()
         world.driver._rounds.submit(*orders)
-    told = warnings([world.feed(), world.feed()], "RIFFLE-0820")
-    assert len(told) == 2
-    assert all(text.endswith(" (3 times)") for text in told), told
+    repeated_warnings = warnings([world.feed(), world.feed()], "RIFFLE-0820")
+    assert len(repeated_warnings) == 2
+    assert all(text.endswith(" (3 times)") for text in repeated_warnings), repeated_warnings
 
 
-def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it_owes(
-    tmp_path: Path, rounds: Rounds
-) -> None:
+def test_an_executor_with_a_busy_folder_is_delayed_and_keeps_its_work(tmp_path: Path, rounds: Rounds) -> None:
     """If another process uses its folder for half an hour, an executor is tried rarely. Later all its work is done,
     also drops.
     """
@@ -184,7 +182,7 @@ def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it
     world.check_state()
 
 
-def test_what_worked_again_begins_a_new_row_of_failures() -> None:
+def test_a_success_resets_failures_and_delay() -> None:
     """A success resets the number of failures and the delay."""
     setbacks, now = Setbacks(InlineBackground().lock()), 0.0
     order = replace(ORDER, follows=(Follow("s", 0, EMPTY),))
@@ -198,7 +196,7 @@ def test_what_worked_again_begins_a_new_row_of_failures() -> None:
     assert not setbacks.take_warnings()
 
 
-def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
+def test_waiting_drops_are_not_sent_to_another_folder() -> None:
     """Waiting drops are not sent to an executor that has another folder now."""
     setbacks, drop = Setbacks(InlineBackground().lock()), Drop("s", 5, None)
     order = replace(ORDER, drops=(replace(drop, store="done"), drop))
@@ -210,7 +208,7 @@ def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
     assert other.drops == ()
 
 
-def test_a_snapshot_that_was_given_up_is_not_due() -> None:
+def test_an_abandoned_snapshot_is_not_due() -> None:
     """A snapshot that was given up is not due, so it takes no place among those of its executor."""
     setbacks, due = Setbacks(InlineBackground().lock()), SnapshotOrder("s", 5, EMPTY)
     order = replace(ORDER, snapshots=(due,))

@@ -39,16 +39,21 @@ def taken(head: Head, length: int, epoch: int = 1) -> Snapshot:
     st.floats(0.1, 4), st.integers(2, 40), st.lists(st.integers(1, 4 * FLOOR), min_size=1, max_size=60),
     st.integers(0, 32_767),
 )  # fmt: skip
-def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], key_group: int) -> None:
-    """A chain has at most ``links`` links, or four times as many small ones after a snapshot. Its bytes are at most the
-    share of the snapshot, or the floor, and one delta more.
+def test_the_links_and_bytes_of_a_chain_are_bounded(
+    share: float, links: int, deltas: list[int], key_group: int
+) -> None:
+    """A chain has at most ``links`` links, or four times as many while the changes are small beside their base. The
+    changes have at most the share of the base, or the floor, and one delta more. The base is a snapshot or the first
+    link.
     """
     policy, entry, size = SnapshotPolicy(share, links, 50), EMPTY, 0
     for version, length in enumerate(deltas):
         entry, size = entry.add_link(link(version, length)), size + length
-        held = entry.snapshot.length if entry.snapshot else 0
-        assert len(entry.chain) <= (4 if entry.snapshot else 1) * links
-        assert entry.chain_bytes <= max(FLOOR, share * held) + length
+        base = entry.snapshot.length if entry.snapshot else entry.chain[0].length
+        changes = entry.chain_bytes if entry.snapshot else entry.chain_bytes - base
+        are_small = 4 * (changes - length) < base
+        assert len(entry.chain) <= (4 if are_small else 1) * links
+        assert changes <= max(FLOOR, share * base) + length
         assert version - entry.chain[0].head.version <= 50
         if needs_snapshot(policy, ("totals", key_group), entry, version):
             replaced = entry.replace_by_snapshot(taken(entry.head, size))
@@ -57,7 +62,9 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
 
 
 @given(st.floats(0.5, 4), st.lists(st.integers(1, FLOOR), min_size=30, max_size=200), st.integers(0, 40 * FLOOR))
-def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], keys_bytes: int) -> None:
+def test_the_bytes_of_snapshots_are_bounded_by_those_of_deltas(
+    share: float, deltas: list[int], keys_bytes: int
+) -> None:
     """Snapshots that are due by bytes write at most 1/share of the bytes of deltas, and about twice the state."""
     policy, entry, state, written = SnapshotPolicy(share, 10_000, 10_000), EMPTY, keys_bytes, 0
     for version, length in enumerate(deltas):
@@ -71,7 +78,7 @@ def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], 
     assert written <= sum(deltas) / share + 2 * (keys_bytes + FLOOR) + sum(deltas)
 
 
-def test_key_groups_do_not_all_fall_due_at_once() -> None:
+def test_snapshots_of_key_groups_are_spread_over_the_batches() -> None:
     """The number of links until a snapshot differs per key-group, so that snapshots are spread over the batches."""
     policy, when = SnapshotPolicy(2.0, 32, 1000), []
     for key_group in range(128):
@@ -125,7 +132,7 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def test_snapshots_are_taken_beside_the_next_batch_and_listed_with_a_later_one(world: World) -> None:
+def test_a_commit_lists_snapshots_taken_since_the_last_commit(world: World) -> None:
     """A commit lists the snapshots that were taken since the last commit, while chains grow."""
     history = History(world)
     for version in range(12):
@@ -137,7 +144,7 @@ def test_snapshots_are_taken_beside_the_next_batch_and_listed_with_a_later_one(w
     assert world.state("totals") == {f"k{n}": (12, 12) for n in range(8)}
 
 
-def test_a_snapshot_that_comes_late_is_taken_where_the_copy_is(world: World) -> None:
+def test_a_late_snapshot_has_the_current_state_of_the_copy(world: World) -> None:
     """A late snapshot has the state that the copy has by then, so slow upkeep makes progress."""
     for version in range(3):
         world.batch(version, rows_of(("a", 1, 0)))
@@ -169,7 +176,7 @@ def test_a_snapshot_of_an_earlier_epoch_is_never_listed(world: World) -> None:
     assert entry.snapshot is None or entry.snapshot.epoch == world.log().tail.epoch  # type: ignore[union-attr]
 
 
-def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
+def test_a_failed_snapshot_is_a_warning_and_is_repeated(world: World) -> None:
     """A failed snapshot is a warning of the next report and is repeated."""
     world.store.script(Fault("unavailable", "put", "totals/"))
     warnings: list[str] = []
@@ -180,7 +187,7 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
     assert next(iter(world.log().manifest.entries.values())).snapshot is not None
 
 
-def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
+def test_failing_snapshots_do_not_block_those_of_other_key_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Key-groups whose snapshots always fail do not block the snapshots of the others."""
@@ -195,7 +202,7 @@ def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
     assert {key_group for (_, key_group), entry in entries.items() if entry.snapshot} == {4, 5, 6, 7}
 
 
-def test_a_chain_is_told_as_too_long_once_it_was_left_alone(tmp_path: Path) -> None:
+def test_a_long_chain_is_a_warning_after_batches_without_a_snapshot(tmp_path: Path) -> None:
     """A long chain is a warning only if no snapshot came for some batches."""
     world = World(tmp_path, operators=[totals()])
     world.store.script(Fault("unavailable", "put", "totals/key_group=", times=None))
@@ -207,14 +214,14 @@ def test_a_chain_is_told_as_too_long_once_it_was_left_alone(tmp_path: Path) -> N
     assert warned == [16]
 
 
-def test_chains_that_come_and_go_are_told_once_in_ten_minutes() -> None:
+def test_changing_long_chains_are_one_warning_per_ten_minutes() -> None:
     """If other chains are too long in each batch, only a much larger number is a new warning within ten minutes."""
     record = first_record("query", 8, "key_group", Stamp("c", 0))
     chains = LongChains()
 
     def warnings_of(minutes: float, count: int) -> int:
-        at = replace(record, version=20, written_ms=int(60_000 * minutes))
-        return len(chains.update([("totals", key_group) for key_group in range(count)], at))
+        later_record = replace(record, version=20, written_ms=int(60_000 * minutes))
+        return len(chains.update([("totals", key_group) for key_group in range(count)], later_record))
 
     assert [warnings_of(0, 4), warnings_of(1, 0), warnings_of(2, 8), warnings_of(3, 0)] == [1, 0, 0, 0]
     assert [warnings_of(4, 9), warnings_of(13, 0), warnings_of(13.5, 9), warnings_of(14, 1)] == [1, 0, 0, 1]
@@ -222,7 +229,7 @@ def test_chains_that_come_and_go_are_told_once_in_ten_minutes() -> None:
 
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("waits", [False, True])
-def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path, waits: bool) -> None:
+def test_overdue_snapshots_are_taken_before_the_first_batch(tmp_path: Path, waits: bool) -> None:
     """If each driver runs one batch, overdue snapshots are taken before that batch, because later ones would never be
     listed. Other waiting work does not change this.
     """
@@ -238,7 +245,7 @@ def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path, wai
     assert world.state("totals") == {f"k{n}": (20, 20) for n in range(20)}
 
 
-def test_what_is_overdue_is_taken_a_few_at_a_time_and_once_a_start(
+def test_only_the_first_batch_waits_for_a_few_overdue_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first batch after a start waits for a few overdue snapshots per executor. Later batches wait for none, and
@@ -256,9 +263,7 @@ def test_what_is_overdue_is_taken_a_few_at_a_time_and_once_a_start(
     assert max(len(entry.chain) for entry in world.log().manifest.entries.values()) <= 2 * 6 + 2 * 8
 
 
-def test_a_cluster_that_fails_before_the_first_batch_does_not_fail_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_upkeep_before_the_first_batch_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If upkeep before the first batch fails, the report has a warning, and the batch is committed."""
     world = World(tmp_path, operators=[totals()])
     for version in range(12):
