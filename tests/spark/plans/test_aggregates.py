@@ -100,7 +100,7 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.sample(step=4)
-def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
+def test_an_aggregate_of_one_batch_returns_sparks_rows(name: str, rows: DataFrame, events: DataFrame) -> None:
     """An aggregate of one batch returns Spark's rows and column order. Stores are named after their keys."""
     query, stores = SHAPES[name]
     found, specs = answer(query(events), rows)
@@ -110,7 +110,7 @@ def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows:
     assert _in_order(found) == _in_order(expected.collect())
 
 
-def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFrame, tmp_path: Path) -> None:
+def test_the_feeding_query_reads_only_needed_columns(rows: DataFrame, tmp_path: Path) -> None:
     """The query that feeds ``foreachBatch`` reads only the needed columns, and Spark moves its watermark."""
     rows.write.parquet(str(tmp_path / "in"))
     spark, cut = Catalyst(rows.sparkSession), cut_of(in_windows(stream_of(rows, str(tmp_path / "in"))))
@@ -146,7 +146,7 @@ def test_results_and_later_stages_have_the_time_of_their_batch(rows: DataFrame, 
     assert (row["m"], str(row["d"]), row["t"].microsecond) == (1_700_000_000_123, "2023-11-14", 123_000)
 
 
-def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_floating_point_keys_have_one_zero_and_one_nan(spark: SparkSession, tmp_path: Path) -> None:
     """Floating-point keys are normalised as in Spark: there is one zero and one NaN."""
     text = "case id % 4 when 0 then 0.0D when 2 then double('NaN') when 1 then -0.0D else -double('NaN') end as z"
     rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
@@ -159,7 +159,7 @@ def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSe
     assert found == {struct.pack(">dd", 0.0, 0.0), struct.pack(">dd", float("nan"), 0.0)}
 
 
-def test_the_specification_says_types_literals_meanings_and_time(events: DataFrame) -> None:
+def test_the_specification_has_keys_types_literals_and_event_time(events: DataFrame) -> None:
     """The specification has keys, types, literals and the event time. The end of a window is compared with the
     watermark.
 
@@ -199,7 +199,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
 
 
 @pytest.mark.long
-def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events: DataFrame) -> None:
+def test_store_and_column_names_contain_no_ids_of_spark(events: DataFrame) -> None:
     """Names of stores and columns contain no ids of Spark. The metadata of a key can name its store."""
     query = lambda: events.groupBy((F.col("n") % 3).alias("k", metadata={"riffle.store": "visits"})).agg(  # noqa: E731
         F.sum("n") + F.max("n"), F.sum("d").alias("K")
@@ -254,7 +254,7 @@ def in_sessions(frame: DataFrame) -> DataFrame:
     return frame.groupBy(F.session_window("at", gap), "page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
 
 
-def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
+def test_sessions_are_merged_as_in_spark(rows: DataFrame, events: DataFrame) -> None:
     """Slots merge sessions as Spark does."""
     found, _ = answer(in_sessions(events), rows)
     assert _in_order(found) == _in_order(in_sessions(rows).collect())
@@ -305,13 +305,13 @@ def of_users_in_sessions(frame: DataFrame) -> DataFrame:
 
 @pytest.mark.parametrize("query", [estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions])
 @pytest.mark.sample("of_users")
-def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
+def test_functions_that_keep_values_return_sparks_results(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Functions that keep values return Spark's results after their values were merged over two batches."""
     found, _ = answer(query(events), rows, batches=2)
     assert _in_order(found) == _in_order(query(rows).collect())
 
 
-def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame) -> None:
+def test_a_row_is_sent_once_more_per_distinct_aggregate(rows: DataFrame, events: DataFrame) -> None:
     """A row is sent once for its group, and once more for each distinct aggregate that counts its value."""
     counts = [F.expr("count(distinct n) filter (where ok)"), F.count_distinct("s", "d"), F.count("*")]
     spark, cut = Catalyst(rows.sparkSession), cut_of(events.groupBy("page").agg(*counts))
@@ -322,7 +322,7 @@ def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame)
     assert found == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
 
 
-def test_what_values_mean_is_told(events: DataFrame) -> None:
+def test_the_specification_names_distinct_and_approximate_aggregates(events: DataFrame) -> None:
     """The specification has the error of an approximate count. A distinct aggregate is named, and so are its value
     columns in the store's name.
     """
@@ -335,7 +335,7 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
     assert (spec.routing_key.names, spec.stored_key.names) == (["page"], ["page", "distinct_for", "n"])
 
 
-def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
+def test_distinct_aggregates_of_sessions_are_refused(events: DataFrame) -> None:
     """Distinct aggregates of sessions are refused, and so is a session without another key, as in Spark."""
     with pytest.raises(ConfigError, match="RIFFLE-0316"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
@@ -343,7 +343,7 @@ def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
         spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
 
-def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame) -> None:
+def test_the_specification_has_the_end_time_of_a_session(events: DataFrame) -> None:
     """A session's time is its end, with the watermark delay or None. Rows are routed by the other keys only."""
     spec, timed = spec_of(in_sessions(events)), spec_of(in_sessions(events.withWatermark("at", "3 seconds")))
     ends = "session_window_end", "session_window_start"
@@ -352,7 +352,7 @@ def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame)
     assert spec.routing_key.names == timed.routing_key.names == ["page"]
 
 
-def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
+def test_an_aggregate_without_keys_is_marked_as_keyless(events: DataFrame) -> None:
     """An aggregate without keys is marked as keyless. An aggregate by the literal 0 is not."""
     spec = spec_of(events.groupBy().count())
     assert (spec.keyless, spec.keys.names) == (True, ["all_rows"])
@@ -373,7 +373,7 @@ def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
         pytest.param("listagg(cast(page as binary))", "ordered_texts", marks=pytest.mark.needs_spark4("listagg")),
     ],
 )
-def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
+def test_an_unsupported_function_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
     """An unsupported function is refused with its name in the query and with what to use instead."""
     with pytest.raises(ConfigError, match=REFUSED[told].id) as refused:
         spec_of(events.groupBy("page").agg(F.expr(text)))
@@ -381,7 +381,7 @@ def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, tex
     assert refused.value.where.startswith(text.partition("(")[0])
 
 
-def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None:
+def test_a_pivot_is_refused_with_a_remedy(events: DataFrame) -> None:
     """A pivot is refused, because only Spark's operators can merge its second buffer."""
     timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
     cut = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n"))
@@ -390,7 +390,7 @@ def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None
         read_aggregate(cut.reader, second.node, (read_aggregate(cut.reader, first.node).spec.store,))
 
 
-def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
+def test_the_specification_has_a_users_function_and_its_argument(events: DataFrame) -> None:
     """The specification has a user's function with its argument. Its buffer has the name of the result."""
     latest = user_aggregate(Latest(3))
     spec = spec_of(events.groupBy("page").agg(F.count("*").alias("c"), latest("n").alias("l")))
@@ -400,7 +400,7 @@ def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
 
 
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
-def test_what_is_no_function_of_a_users_is_refused(wrong: object) -> None:
+def test_user_aggregate_refuses_other_objects(wrong: object) -> None:
     """``user_aggregate`` refuses an object that is not a user's function."""
     with pytest.raises(ConfigError, match="RIFFLE-0317"):
         user_aggregate(wrong)  # type: ignore[arg-type]
@@ -417,7 +417,7 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
         spec_of(events.groupBy("page").agg(longest("page")))
 
 
-def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
+def test_a_key_that_depends_on_a_random_column_is_refused(events: DataFrame) -> None:
     """A key that depends on a random column is refused. A random column that is not a key is allowed."""
     drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
     for key in (F.col("r"), F.floor(F.col("r") * 3)):
