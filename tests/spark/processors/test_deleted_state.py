@@ -50,7 +50,7 @@ def declare_all(one: Any, handle: Any) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_deleted_state_answers_as_sparks(form: str) -> None:
+def test_calls_on_deleted_state_raise_sparks_errors(form: str) -> None:
     """Calls on deleted state raise the errors recorded of Spark 4.0.5 and 4.3.0, on the driver, in ``init`` and with
     rows.
     """
@@ -89,7 +89,7 @@ def test_several_elements_for_a_deleted_list_are_refused(call: str) -> None:
 
 
 @pytest.mark.parametrize("operation", USES)
-def test_state_without_a_key_is_refused_in_the_words_of_the_call(operation: str) -> None:
+def test_state_without_a_key_is_refused_with_the_phase_of_the_call(operation: str) -> None:
     """State without a key is refused: the driver's error names the phase, and the executor's says that there
     is no key.
     """

@@ -34,7 +34,7 @@ def ran(*batches: Callable[[Any], Any]) -> list[Any]:
     return results
 
 
-def test_one_value_of_a_map_is_a_row_and_the_others_are_tuples() -> None:
+def test_get_value_of_a_map_returns_a_row_and_iterators_return_tuples() -> None:
     """``getValue`` of a map returns a row, and its iterators return tuples, as in PySpark."""
 
     def write(one: Any) -> Any:
@@ -52,7 +52,7 @@ def test_one_value_of_a_map_is_a_row_and_the_others_are_tuples() -> None:
         assert (keys, values) == ([("a",), ("b",)], [(2, Row(x=3, y="d")), (1, None)])
 
 
-def test_everything_can_be_cleared() -> None:
+def test_values_lists_and_maps_can_be_cleared() -> None:
     """Values, lists and maps can be cleared, with the state of earlier batches."""
 
     def write(one: Any) -> None:
