@@ -100,9 +100,7 @@ def test_each_stage_has_its_state_operator_as_in_spark(spark: SparkSession, feed
 
 
 @pytest.mark.long
-def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
-    spark: SparkSession, feed: Feed, tmp_path: Path
-) -> None:
+def test_a_batch_of_a_chain_sends_a_fixed_number_of_requests(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """After the first batch, a batch of a chain sends one request per slot and stage that wrote, and two more."""
     settings, found = settings_in(tmp_path), dict[int, list[Row]]()
     query = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings)), tmp_path / "c", found)
@@ -116,7 +114,7 @@ def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
 
 
 @pytest.mark.long
-def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
+def test_adding_a_stage_does_not_change_the_stores_of_other_stages(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stage that is added between others starts empty, and the others keep their state. A removed stage causes a
@@ -141,9 +139,7 @@ def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
 
 
 @pytest.mark.long
-def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
-    spark: SparkSession, feed: Feed, tmp_path: Path
-) -> None:
+def test_a_batch_runs_again_if_a_stage_reads_stale_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """If a stage reads stale rows, all stages of the batch run again, and the results are the same."""
     stale = "raise_error('riffle: a row of an attempt that was given up')"
     once = F.expr(f"if(reflect('java.lang.System', 'clearProperty', 'riffle.stale') = 'null', c, {stale})")
@@ -159,7 +155,7 @@ def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
     assert answers[0] == answers[1]
 
 
-def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: SparkSession, feed: Feed) -> None:
+def test_the_watermark_of_a_stage_is_reduced_by_earlier_time_shifts(spark: SparkSession, feed: Feed) -> None:
     """The watermark of a stage is reduced by the shifts of all stages before it."""
     frame = in_tens(riffle_spark.on(timed(feed, spark)).dropDuplicates(["page", "n"]))
     planned = planned_stages.planned_stages(cut_query(frame), None)
@@ -169,7 +165,7 @@ def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: Spar
     assert [one.sink is None for one in made] == [True, True, False]
 
 
-def test_a_join_moves_event_time_by_the_side_that_waits_longer(spark: SparkSession, feed: Feed) -> None:
+def test_a_join_reduces_the_watermark_by_its_longest_wait(spark: SparkSession, feed: Feed) -> None:
     """The watermark after a join is reduced by the longest time that it keeps rows."""
     left = riffle_spark.on(timed(feed, spark))
     right = left.toDF("seen", "other", "m")
@@ -186,7 +182,9 @@ class NoSink:
         """Do nothing."""
 
 
-def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_each_stage_of_a_chain(
+    spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``explain`` prints Spark's plan of the input, and each stage with the stages that it reads."""
     in_tens(riffle_spark.on(timed(feed, spark))).explain()
     said = capsys.readouterr().out
@@ -194,7 +192,7 @@ def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.Ca
     assert f"== Stage 1: {TENS} ==\nreads the results of {FIVES}\n" in said
 
 
-def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed: Feed) -> None:
+def test_results_that_a_batch_cannot_combine_are_refused(spark: SparkSession, feed: Feed) -> None:
     """Two stores' results at one sink are refused, and so is a join of results with their own input."""
     one, other = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
     with pytest.raises(ConfigError, match="RIFFLE-0603"):
@@ -207,7 +205,7 @@ def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed
     ("bound", "closes"),
     [("", False), ("AND v > at", True), ("AND v < at + INTERVAL 1 MINUTE", True), ("AND c > n", False)],
 )
-def test_a_join_asks_for_batches_where_a_row_of_either_side_leaves(
+def test_a_join_requests_batches_if_rows_of_either_side_expire(
     bound: str, closes: bool, spark: SparkSession, feed: Feed
 ) -> None:
     """A join requests batches without rows if rows of either side expire, as in Spark."""
@@ -217,7 +215,7 @@ def test_a_join_asks_for_batches_where_a_row_of_either_side_leaves(
     assert planned.closes is closes
 
 
-def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: Feed) -> None:
+def test_the_option_of_store_names_follows_the_order_of_explain(spark: SparkSession, feed: Feed) -> None:
     """The option of store names applies to the stages in the order of ``explain``. A stage without a name keeps its
     default.
     """
@@ -230,7 +228,9 @@ def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: F
 
 
 @pytest.mark.long
-def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_both_inputs_of_a_join_of_results(
+    spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A join of results reads two stages, and each gets its own rows. Its watermark is the earlier of the two."""
     one, other = (in_fives(riffle_spark.on(timed(feed, spark))) for _ in range(2))
     both = one.join(other.toDF("v", "p", "d"), F.expr("window = v AND page = p"))

@@ -191,7 +191,7 @@ def _sums(*functions: str) -> Build:
 
 
 @pytest.mark.long
-def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_sum_beyond_38_digits_is_null_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """A sum that exceeds 38 digits is NULL without ANSI mode and for ``try_sum``, also after a restart."""
     spark.conf.set("spark.sql.ansi.enabled", "false")
     query = _sums("sum", "try_sum")
@@ -202,7 +202,7 @@ def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.long
-def test_a_sum_beyond_all_digits_fails_the_query_in_ansi_mode_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_sum_beyond_38_digits_fails_in_ansi_mode_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """A sum that exceeds 38 digits fails the query in ANSI mode, with Spark's error condition."""
     spark.conf.set("spark.sql.ansi.enabled", "true")
     for name in ("spark", "riffle"):
@@ -218,7 +218,7 @@ def passed(columns: Columns, frame: DataFrame) -> DataFrame:
 
 
 @pytest.mark.long
-def test_functions_give_columns_back_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_functions_return_columns_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """``applyInPandasWithState`` returns columns of all types that pandas supports unchanged, as in Spark."""
     columns = [one for one in KEPT if one.pandas]
 
@@ -326,7 +326,7 @@ def test_a_type_that_cannot_be_kept_is_refused_at_the_start(
         ("array(1)", "key", "RIFFLE-0616"),
     ],
 )
-def test_a_type_that_is_no_key_or_order_is_refused_as_such(
+def test_a_type_for_values_only_is_refused_as_key_and_order(
     sql: str, use: str, words: str, streams: tuple[DataFrame, DataFrame], tmp_path: Path
 ) -> None:
     """A type that can be a value but not a key or order column is refused in these positions."""

@@ -58,7 +58,7 @@ def last_rows(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 @pytest.mark.long
-def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_function_on_arrow_stores_and_returns_every_type(spark: SparkSession, tmp_path: Path) -> None:
     """A function on Arrow has columns of every type in its state and output, and reads back the values of the batch
     before.
     """
@@ -93,7 +93,7 @@ NO_ROWS = {"c_invalid", "c_timestamp_far", "c_ntz_far", "c_variant", "c_void"}
 
 
 @pytest.mark.long
-def test_a_processor_with_rows_gives_every_type_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_processor_with_rows_returns_every_type_unchanged(spark: SparkSession, tmp_path: Path) -> None:
     """A processor with rows returns values of every type unchanged."""
     columns = [one for one in WHOLE if one.name not in NO_ROWS]
     frames = [typed(rows_of(spark, batch), columns) for batch in range(2)]
@@ -190,7 +190,7 @@ def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
     ("sql", "use"), [(sql, use) for sql in ("NULL", "array(n)") for use in ("key", "order", "max")]
 )
 @pytest.mark.sample(step=4)
-def test_a_type_that_is_no_key_or_order_is_refused_as_such(
+def test_a_type_for_values_only_is_refused_as_key_and_order(
     sql: str, use: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     """A type that can be a value but not a key or order column is refused in these positions."""
@@ -212,7 +212,7 @@ def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     ids=str,
 )
 @pytest.mark.sample(step=3)
-def test_a_declared_type_that_cannot_be_kept_or_answered_is_refused(
+def test_a_declared_type_that_cannot_be_kept_is_refused(
     part: str, kind: pa.DataType, words: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     """A type that a function on Arrow declares and that cannot be kept is refused with its column, before the function

@@ -97,7 +97,7 @@ def played(writer: DataStreamWriter) -> StreamingQuery:
 
 
 @pytest.mark.long
-def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
+def test_empty_maps_and_lists_without_an_offsets_buffer_are_processed(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
     """Rows with maps and nested lists are processed although the JVM writes empty ones without an offsets buffer."""
@@ -121,7 +121,7 @@ def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
 
 @pytest.mark.smoke
 @pytest.mark.long
-def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_restarted_query_writes_sparks_results_once(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A query that is restarted writes Spark's results to files, each batch once. Its root is beside the checkpoint."""
     some = Feed(tmp_path / "in", feed.schema)
     chance = random.Random(5)
@@ -141,7 +141,7 @@ def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Fe
 
 
 @pytest.mark.long
-def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_after_a_rollback_need_another_path(spark: SparkSession, tmp_path: Path) -> None:
     """After a rollback, the old output path is refused at each start and stays unchanged. A new path gets all batches
     from there on once.
     """
@@ -177,7 +177,7 @@ def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_p
     assert count_into("new") == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
-def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_query_without_a_stateful_operator_runs_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A wrapped query without a stateful operator runs as Spark's own query, without a root."""
     found = Batches()
     frame = riffle_spark.on(feed.stream(spark)).where("n > 90").select("page")
@@ -233,7 +233,7 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
 
 
 @pytest.mark.long
-def test_dates_stay_in_the_zone_that_a_query_was_made_in(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_dates_use_the_time_zone_of_the_querys_definition(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Local dates use the time zone that the session had when the query was defined, whatever is set later."""
     hours = dict[int, set[tuple[int, int]]]()
 
@@ -256,7 +256,7 @@ def test_dates_stay_in_the_zone_that_a_query_was_made_in(spark: SparkSession, fe
     assert hours == {number: {(14, 0)} for number in range(FILES)}
 
 
-def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_an_unknown_riffle_option_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """An unknown option that starts with ``riffle.`` is refused, with the nearest known name."""
     query = by_page(riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)))
     with pytest.raises(ConfigError, match=r"Unknown option 'riffle.acept'(?s:.)*Did you mean 'riffle.accept'"):
@@ -265,7 +265,7 @@ def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, f
 
 
 @pytest.mark.long
-def test_a_changed_query_tells_what_it_keeps_on(
+def test_a_result_whose_meaning_changes_under_its_name_is_refused(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A result whose meaning changes under its name is refused. Warnings name new and removed results."""
@@ -297,7 +297,7 @@ def test_a_changed_query_tells_what_it_keeps_on(
 
 
 @pytest.mark.long
-def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_changed_join_is_refused_if_buffered_rows_lack_a_column(spark: SparkSession, tmp_path: Path) -> None:
     """A changed join is refused if its buffered rows lack a column, or do not record whether they had a partner."""
     clicks = Feed(tmp_path / "clicks", "at timestamp, page string, n long")
     views = Feed(tmp_path / "views", "bt timestamp, view string, m long")
@@ -323,7 +323,9 @@ def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: 
     assert run("inner", "n", "page", **{"riffle.accept": "n"}) == [Row(n=None, page="a")]
 
 
-def test_a_query_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_each_part_of_a_query(
+    spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``explain`` shows the part that Spark runs, each stage with its keys and columns, and the part after it."""
     in_windows(riffle_spark.on(feed.stream(spark))).explain()
     said = capsys.readouterr().out
@@ -356,7 +358,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataStreamWriter], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed: Feed) -> None:
+def test_a_query_without_a_checkpoint_or_usable_root_is_refused(name: str, spark: SparkSession, feed: Feed) -> None:
     """A query without a checkpoint or usable root, or with a continuous trigger, is refused with a remedy."""
     writer, said = REFUSED[name]
     with pytest.raises(ConfigError, match=said) as refused:
@@ -364,7 +366,9 @@ def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed:
     assert refused.value.remedy
 
 
-def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_arguments_of_start_count_like_earlier_calls_of_the_writer(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
     """Arguments of ``start`` count like earlier calls of the writer.
 
     A default checkpoint location of the session is used with the query's name, and the root is beside the checkpoint.
@@ -405,7 +409,7 @@ def test_metrics_are_observed_before_the_operator(spark: SparkSession, feed: Fee
     assert len(found) == FILES
 
 
-def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:
+def test_a_third_parameter_is_refused_if_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:
     """A ``foreachBatch`` function with a third parameter is refused if Spark runs the query, which has no
     delivery ids.
     """
@@ -414,7 +418,7 @@ def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSess
         writer.start()
 
 
-def test_what_spark_refuses_is_sparks_error(spark: SparkSession, feed: Feed) -> None:
+def test_modes_and_arguments_that_spark_refuses_raise_its_error(spark: SparkSession, feed: Feed) -> None:
     """Modes and arguments that Spark refuses raise Spark's errors."""
     events = riffle_spark.on(feed.stream(spark), settings=Settings(root="file:///nowhere"))
     with pytest.raises(AnalysisException, match=r"STREAMING_OUTPUT_MODE|Append output mode not supported"):
