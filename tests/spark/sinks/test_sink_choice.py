@@ -70,7 +70,7 @@ def test_files_are_one_table_with_each_batch_once(source: str, spark: SparkSessi
     assert {each.name for each in Path(path).iterdir() if each.name.startswith("k=")} == {"k=0", "k=1"}
 
 
-def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_from_before_a_rollback_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """After a rollback, files at the old path are refused, because Spark's sink would skip the repeated batches.
 
     A new path takes any first batch. The old path refuses a batch after a gap, because Spark could no longer read it.
@@ -89,7 +89,7 @@ def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.long
-def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_that_spark_has_written_stay_in_its_list(spark: SparkSession, tmp_path: Path) -> None:
     """After files that Spark alone has written, a batch after a gap is refused, and the next batch is appended."""
     feed, path = Feed(tmp_path / "in", "id long, k long, batch int"), str(tmp_path / "out")
     for batch in range(3):
@@ -106,7 +106,7 @@ def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession
 
 @pytest.mark.parametrize("first", [9, 25])
 @pytest.mark.sample(step=2)
-def test_a_table_begins_with_any_batch(first: int, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_of_files_may_start_with_any_batch(first: int, spark: SparkSession, tmp_path: Path) -> None:
     """A table of files may start with any batch: Spark's list of files gets entries for the earlier ones, also after a
     crash.
     """
@@ -133,7 +133,7 @@ def test_memory_is_a_live_table(spark: SparkSession) -> None:
     assert by_batch(spark.table("whole")) == [(1, 3)]
 
 
-def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_new_table_has_the_querys_columns_and_each_batch_once(spark: SparkSession, tmp_path: Path) -> None:
     """A new table has the query's columns, all nullable, and each batch once."""
     settings = told(table="made", format="parquet", partitionBy=["k"], option={"key": "path", "value": str(tmp_path)})
     given(spark, sink_of(rows(spark, 0), settings), 0, 1)
@@ -167,7 +167,7 @@ def test_names_and_paths_may_have_quotes_in_them(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.needs_spark4("CLUSTER BY")
-def test_a_table_is_clustered_as_the_writer_says(spark: SparkSession) -> None:
+def test_a_table_is_clustered_by_the_writers_columns(spark: SparkSession) -> None:
     """A table is clustered by the writer's columns. Clustering together with partitions raises Spark's error."""
     try:
         given(spark, sink_of(rows(spark, 0), told(table="clustered", format="parquet", clusterBy=["K", "id"])), 0)
@@ -195,7 +195,7 @@ def test_two_paths_are_refused(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_of_files_is_recognised_by_its_class(spark: SparkSession, tmp_path: Path) -> None:
     """A table of files is recognised if its provider is a class, and a delivery id can be one of its columns.
 
     Providers that are not file formats, or are unknown, are not recognised.
@@ -272,7 +272,7 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.long
-def test_a_database_has_a_batch_again_under_the_same_delivery(spark: SparkSession) -> None:
+def test_a_database_has_a_repeated_batch_with_the_same_delivery_id(spark: SparkSession) -> None:
     """A JDBC table has a repeated batch twice, with the same delivery id. In complete mode it has only the newest
     batch.
     """
@@ -305,7 +305,7 @@ class Told:
         return lambda *_, **__: self
 
 
-def test_delta_has_each_batch_of_a_line_once() -> None:
+def test_delta_deliveries_keep_their_application_id_until_a_rollback() -> None:
     """Deliveries to Delta have the same application id until a rollback, and another one after it."""
     write, seen = sink_choice._batch_writer(told("/x", format="delta"), "delta"), list[tuple[object, ...]]()
     for batch, rollbacks in ((3, 0), (3, 0), (4, 0), (3, 1)):
@@ -347,7 +347,7 @@ class DeltaCatalog:
 @pytest.mark.parametrize(
     ("names", "settings"), [((), told(table="seen", format="delta")), (("seen",), told(table="seen"))]
 )
-def test_a_delta_table_has_each_batch_of_a_line_once(names: Sequence[str], settings: WriterSettings) -> None:
+def test_deliveries_to_a_delta_table_have_an_application_id(names: Sequence[str], settings: WriterSettings) -> None:
     """Deliveries to a Delta table have application ids too, whether the table or only its format is given."""
     seen = list[tuple[object, ...]]()
     frame: Any = Told()
@@ -359,7 +359,7 @@ def test_a_delta_table_has_each_batch_of_a_line_once(names: Sequence[str], setti
     assert seen == [("query/0", "3"), ("query/0", "3"), ("query/0", "4"), ("query/1", "3")]
 
 
-def test_delta_takes_no_changes() -> None:
+def test_update_mode_is_refused_for_delta() -> None:
     """Update mode is refused for a Delta table and a Delta path, as by Delta's own sink."""
     frame: Any = Told()
     frame.sparkSession = DeltaCatalog("seen")
@@ -369,7 +369,7 @@ def test_delta_takes_no_changes() -> None:
         sink_choice._batch_writer(told("/x", format="delta", outputMode="update"), "delta")
 
 
-def test_a_folder_of_a_side_output_has_each_batch_of_a_line_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_side_output_folder_has_each_batch_once(spark: SparkSession, tmp_path: Path) -> None:
     """In a folder of a side output, a repeated batch overwrites its own rows, but not those of another query or before
     a rollback.
 
@@ -399,7 +399,7 @@ def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:
     assert seen == [(7,), (7, "query/0/7")]
 
 
-def test_the_last_word_counts() -> None:
+def test_the_last_of_several_calls_on_a_writer_counts() -> None:
     """Of several calls on a writer the last one counts, also for another spelling of an option."""
     call = WriterCall
     calls = (call("foreach", (print,), {}), call("option", ("Path", 1), {}), call("options", (), {"path": True}))
@@ -422,7 +422,7 @@ REFUSED: dict[str, tuple[WriterSettings, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_format_cannot_do_is_refused(name: str, spark: SparkSession) -> None:
+def test_arguments_that_a_format_does_not_support_are_refused(name: str, spark: SparkSession) -> None:
     """A mode, path, name or option that the format does not support is refused with a remedy."""
     settings, said = REFUSED[name]
     with pytest.raises(ConfigError, match=said) as refused:
@@ -430,19 +430,19 @@ def test_what_a_format_cannot_do_is_refused(name: str, spark: SparkSession) -> N
     assert refused.value.remedy
 
 
-def test_a_query_that_spark_runs_has_no_delivery_ids() -> None:
+def test_a_delivery_id_is_refused_if_spark_runs_the_query() -> None:
     """The option ``riffle.delivery_id`` is refused if Spark runs the query, because Spark would ignore it."""
     with pytest.raises(ConfigError, match="RIFFLE-0354"):
         check_spark_query(told(format="noop", option=BY_ID))
     check_spark_query(told(format="noop"))
 
 
-def test_no_columns_to_part_by_are_none() -> None:
+def test_partition_by_without_columns_means_no_partitions() -> None:
     """``partitionBy`` without columns means no partitions, as in PySpark."""
     assert WriterSettings((WriterCall("partitionBy", (), {}),)).partition_by == ()
 
 
-def test_what_is_gone_is_not_gone_on_from(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_memory_table_refuses_a_checkpoint_with_batches(spark: SparkSession, tmp_path: Path) -> None:
     """A checkpoint with batches is refused for a memory table in append mode, which starts empty, as in Spark. Other
     sinks continue.
     """
