@@ -70,7 +70,7 @@ def split(chance: random.Random, views: Sequence[View]) -> list[Sequence[View]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_splits_give_the_sessions_of_all_views(seed: int) -> None:
+def test_random_batches_give_the_same_sessions_as_a_plain_loop(seed: int) -> None:
     """Property: any split of the views into shuffled batches gives the sessions of a plain loop."""
     chance = random.Random(seed)
     views = drawn(chance)
@@ -82,21 +82,21 @@ def test_random_splits_give_the_sessions_of_all_views(seed: int) -> None:
 
 @pytest.mark.parametrize(("gap", "closes"), [(GAP_MS, False), (GAP_MS + 1, True)])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_gap_itself_still_belongs_to_the_session(gap: int, closes: bool, at_once: bool) -> None:
+def test_views_exactly_one_gap_apart_are_one_session(gap: int, closes: bool, at_once: bool) -> None:
     """Views 30 minutes apart are one session, and a millisecond more makes two, in one batch and in two."""
     views = [("u", NOON), ("u", NOON + gap)]
     closed, still_open = run([views] if at_once else [[view] for view in views])
     assert (len(closed), len(still_open)) == ((1, 1) if closes else (0, 1))
 
 
-def test_a_view_that_comes_late_extends_the_open_session_backwards() -> None:
+def test_a_late_view_moves_the_start_of_the_open_session() -> None:
     """A late view within the gap moves the start of the open session. A view far before it is a separate session."""
     closed, still_open = run([[("u", NOON)], [("u", NOON - GAP_MS)], [("u", NOON - 3 * GAP_MS)]])
     assert still_open == [("u", NOON - GAP_MS, NOON, 2)]
     assert closed == [("u", NOON - 3 * GAP_MS, NOON - 3 * GAP_MS, 1)]
 
 
-def test_a_users_views_never_reach_into_anothers_sessions() -> None:
+def test_sessions_of_different_users_are_never_merged() -> None:
     """Sessions of different users are never merged, in any order of rows, whether their times overlap or not."""
     late = [("a", NOON), ("a", NOON + 5)]
     early = [("b", NOON - 9 * GAP_MS), ("b", NOON + 1)]

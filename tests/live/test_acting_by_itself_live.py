@@ -147,7 +147,7 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
         keyed.stop()
 
 
-def test_a_full_disk_empties_a_member_and_it_comes_back(
+def test_a_member_with_a_full_disk_has_no_tasks_until_the_disk_has_room(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member whose disk is fuller than the limit hands over all its tasks without a restore, and gets its share back
@@ -184,7 +184,7 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
         query.feed(2)
 
 
-def test_under_sticky_a_member_that_is_back_restores_nothing(
+def test_a_returning_member_restores_nothing_under_sticky(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """A member that returns with its folder gets its key-groups back, and no batch restores one or fetches a

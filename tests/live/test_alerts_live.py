@@ -269,7 +269,7 @@ def test_every_query_of_the_dashboard_is_valid(query: Query, prometheus: Prometh
     assert sum(bool(values) for values in found) > len(found) * 2 // 3
 
 
-def test_no_commit(query: Query, prometheus: Prometheus) -> None:
+def test_the_no_commit_alert_fires_while_the_sink_hangs(query: Query, prometheus: Prometheus) -> None:
     """RiffleNoCommit fires while the sink hangs, and its summary names the query."""
     texts: list[str] = []
 
@@ -281,7 +281,7 @@ def test_no_commit(query: Query, prometheus: Prometheus) -> None:
     assert any("Query clicks has committed nothing for" in text for text in texts)
 
 
-def test_lag_grows(query: Query, prometheus: Prometheus) -> None:
+def test_the_lag_alert_fires_while_the_source_lag_grows(query: Query, prometheus: Prometheus) -> None:
     """RiffleLagGrows fires while more records arrive than the slow batches read."""
 
     def fault() -> None:
@@ -295,7 +295,7 @@ def test_lag_grows(query: Query, prometheus: Prometheus) -> None:
     check_alert(prometheus, "RiffleLagGrows", fault, repair)
 
 
-def test_standby_behind(query: Query, prometheus: Prometheus) -> None:
+def test_the_standby_alert_fires_while_upkeep_hangs(query: Query, prometheus: Prometheus) -> None:
     """RiffleStandbyBehind fires while upkeep hangs on every member."""
     with ExitStack() as held:
 
@@ -312,7 +312,7 @@ def test_standby_behind(query: Query, prometheus: Prometheus) -> None:
 
 
 @pytest.mark.parametrize("name", ["RiffleLocalDiskFull", "RiffleMemberQuarantined"])
-def test_full_disk(query: Query, prometheus: Prometheus, name: str) -> None:
+def test_the_disk_alerts_fire_while_a_disk_is_full(query: Query, prometheus: Prometheus, name: str) -> None:
     """The alerts for a full disk and for quarantined members fire while a disk is fuller than its limit."""
     ballast = query.local / "ballast"
 
@@ -339,7 +339,7 @@ def refused_snapshots(root: Path) -> Iterator[None]:
             folder.with_name("away").rename(folder)
 
 
-def test_snapshots_failing(query: Query, prometheus: Prometheus) -> None:
+def test_the_snapshot_alert_fires_while_snapshots_fail(query: Query, prometheus: Prometheus) -> None:
     """RiffleSnapshotsFailing fires while executors cannot write snapshots. Batches continue."""
     query.traffic.rate = 20
     wait_for(lambda: any(path.is_dir() for path in query.root.rglob("snapshot")), "a first snapshot")

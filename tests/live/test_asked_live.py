@@ -81,9 +81,7 @@ class Played:
 
 
 @pytest.mark.long
-def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_its_tasks(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_tasks_that_a_custom_assignor_gives_an_excluded_member_move(spark: SparkSession, tmp_path: Path) -> None:
     """A function as ``assignor`` decides the owners. If it assigns tasks to an excluded member, they go to another
     member.
     """
@@ -105,7 +103,7 @@ def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_
 
 
 @pytest.mark.long
-def test_a_pin_holds_under_hash_and_filters_change_live(spark: SparkSession, tmp_path: Path) -> None:
+def test_pins_hold_with_the_hash_assignor_and_filters_change_live(spark: SparkSession, tmp_path: Path) -> None:
     """A pinned key-group moves to its member with ``assignor="hash"``. A member that ``include`` leaves out keeps only
     its pinned key-group.
     """

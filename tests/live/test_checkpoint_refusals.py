@@ -103,7 +103,7 @@ def put_back(query: Query, original: Query, name: str) -> None:
 
 
 @pytest.mark.long
-def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: Query) -> None:
+def test_an_older_checkpoint_is_refused_until_a_rollback(query: Query, original: Query) -> None:
     """An older checkpoint is refused with ``riffle rollback`` as the remedy. After it, the batches run again to the
     same result.
     """
@@ -120,7 +120,7 @@ def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: 
 
 
 @pytest.mark.long
-def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path: Path) -> None:
+def test_a_new_checkpoint_is_refused_until_the_state_is_adopted(query: Query, tmp_path: Path) -> None:
     """A new checkpoint is refused until the state is adopted. New rows are then added to the existing state."""
     shutil.rmtree(query.checkpoint)
     fresh = Query(query.spark, query.folder, Feed(tmp_path / "new-in", "k long, v long"))
@@ -134,7 +134,7 @@ def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path
     assert fresh.run() == {**expected, 3: {"rows": 1, "total": 100}}
 
 
-def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
+def test_a_root_without_its_last_batches_is_refused_until_a_rollback(query: Query, original: Query) -> None:
     """A root that lost its last batches is refused. A rollback resets Spark's offsets too, and the lost batches run
     again.
     """
@@ -147,7 +147,7 @@ def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_another_line_is_refused_and_led_back(query: Query) -> None:
+def test_a_checkpoint_with_other_offsets_is_refused_until_a_rollback(query: Query) -> None:
     """A checkpoint whose last batch ended at other offsets than the state's is refused, because rows in between would
     be lost. A rollback to that batch restores the offsets.
     """

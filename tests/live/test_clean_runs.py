@@ -66,7 +66,7 @@ def warnings_of(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("program", [readme(), WRAPPED], ids=["readme", "wrapped"])
-def test_a_program_that_stops_its_query_prints_nothing_of_ours(program: str, tmp_path: Path) -> None:
+def test_a_program_that_stops_its_query_logs_no_warning_of_riffle(program: str, tmp_path: Path) -> None:
     """A program that stops its query logs only Spark's own warnings, and no traceback."""
     lines = lines_of(program, tmp_path)
     warned = warnings_of(lines)

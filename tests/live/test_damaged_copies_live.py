@@ -28,9 +28,7 @@ def workers(spark: SparkSession) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", ["columns", pytest.param("variables", marks=pytest.mark.long)])
-def test_damage_between_batches_shows_in_no_row_and_ends_no_process(
-    spark: SparkSession, tmp_path: Path, kind: str
-) -> None:
+def test_damaged_local_files_change_no_total_and_end_no_worker(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """All totals are right and no Python worker dies if files of owners and standbys are damaged before each batch."""
     settings = settings_in(tmp_path, num_standbys=1, snapshot_chain_links=4)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2

@@ -109,7 +109,9 @@ def test_an_environment_for_workers_with_only_python(
     assert len(re.findall(r"/work/app-[^']+/environment/lib/python3[^']+", imported)) == 2 * 3, imported
 
 
-def test_yarn(deployment: Deployment, environment: Path, tmp_path: Path) -> None:
+def test_yarn_containers_run_in_the_distributed_environment(
+    deployment: Deployment, environment: Path, tmp_path: Path
+) -> None:
     """On YARN the containers of the driver and the executors run in the environment that Spark distributes as an
     archive.
     """

@@ -63,7 +63,7 @@ def job_of(settings: Settings, kept: Kept) -> StatefulJob:
 
 @pytest.mark.long
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
-def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_path: Path, dispatch: str) -> None:
+def test_dispatch_by_partition_has_the_results_of_a_groupby(spark: SparkSession, tmp_path: Path, dispatch: str) -> None:
     """With dispatch by partition, each topic partition is a shard, and each key's result is that of a groupBy."""
     events, kept = Events(tmp_path / "in"), Kept()
     events.add(3)
@@ -77,7 +77,7 @@ def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_
 
 
 @pytest.mark.long
-def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_dispatch_can_be_switched_in_both_directions(spark: SparkSession, tmp_path: Path) -> None:
     """The procedure to switch the dispatch works in both directions: no local copy is left, and state is fetched from
     the new snapshots.
     """
@@ -99,7 +99,7 @@ def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession,
         assert not list((tmp_path / "local").glob("*/*/stacks/*/*"))
 
 
-def test_another_dispatch_than_the_states_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_with_another_dispatch_than_its_state_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A query with another dispatch than its state fails before it runs a batch. The error names both values and the
     command.
     """

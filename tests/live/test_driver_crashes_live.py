@@ -70,7 +70,7 @@ def driver(folder: Path, step: str, number: int) -> Iterator[subprocess.Popen[by
         process.kill()
 
 
-def test_a_driver_killed_at_steps_leaves_what_an_undisturbed_run_leaves(spark: SparkSession, tmp_path: Path) -> None:
+def test_five_driver_crashes_do_not_change_the_delivered_rows(spark: SparkSession, tmp_path: Path) -> None:
     """After five kills of the driver, the sink has the rows of an undisturbed run, if deliveries are counted by their
     id.
     """

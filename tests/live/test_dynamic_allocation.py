@@ -24,9 +24,7 @@ CONF = {
 }
 
 
-def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_dynamic_allocation_adds_and_removes_an_executor_without_tasks(spark: SparkSession, tmp_path: Path) -> None:
     """The driver gets an executor from dynamic allocation, although no task is pending. The removal of an idle executor
     counts as planned.
     """
@@ -41,7 +39,7 @@ def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
     assert len(inventory.await_executors(spark, settings)) == 1
 
 
-def test_none_at_all_is_told_with_the_setting_that_bounds_the_wait(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_cluster_that_starts_no_executor_in_time_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     """The job raises UnavailableError, with the setting that limits the wait, if the cluster starts no executor in
     time.
     """

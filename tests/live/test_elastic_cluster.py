@@ -55,7 +55,7 @@ def kill_in_a_batch(query: LiveQuery, pid: int) -> None:
 
 
 @pytest.mark.promise("standbys exist and take over")
-def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_own_back(
+def test_a_standby_takes_over_inside_a_batch_until_the_owner_returns(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
     """A standby takes over inside the batch in which the owner's executor is killed, and nothing is restored.
@@ -79,7 +79,7 @@ def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_ow
 
 
 @pytest.mark.promise("state is exactly-once")
-def test_a_death_inside_a_batch_loses_and_doubles_nothing(
+def test_an_executor_killed_in_a_batch_loses_and_duplicates_no_row(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """If an executor without standbys is killed inside a batch, its key-groups are restored on another executor. Each
@@ -100,7 +100,7 @@ def test_a_death_inside_a_batch_loses_and_doubles_nothing(
 
 @pytest.mark.promise("executors join and leave between batches")
 @pytest.mark.promise("key-groups move only to executors that have caught up")
-def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
+def test_scaling_out_and_in_under_load_restores_no_state(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """When a third member joins and leaves again after a drain, key-groups move warm, and no batch restores state."""
@@ -129,7 +129,7 @@ def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
 
 
 @pytest.mark.long
-def test_a_stopped_executor_that_wakes_up_does_no_harm(
+def test_a_hanging_executor_that_resumes_causes_no_error(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
     """When Spark gives up an executor that hangs, standbys take over. The executor causes no error when it resumes."""
@@ -148,7 +148,7 @@ def test_a_stopped_executor_that_wakes_up_does_no_harm(
 
 
 @pytest.mark.long
-def test_a_worker_that_returns_after_the_delay_is_filled_again(
+def test_a_worker_that_returns_after_the_delay_gets_its_share_again(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
     """When a worker is lost for longer than the rebalance delay, the other members share its tasks. When it returns
@@ -169,7 +169,7 @@ def test_a_worker_that_returns_after_the_delay_is_filled_again(
     assert member.id in {m.id for m in query.job.members()}
 
 
-def test_a_new_driver_finds_owners_and_copies_again(
+def test_a_restarted_driver_keeps_owners_and_copies(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
     """After a restart of the driver no owner moves and nothing is fetched."""

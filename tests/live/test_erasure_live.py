@@ -138,7 +138,7 @@ def drawn_batches(ids: list[bytes]) -> list[tuple[list[bytes], int]]:
 
 @pytest.mark.usefixtures("nothing_is_young")
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_a_thousand_ids_are_nowhere_after_a_purge(
+def test_a_purge_removes_a_thousand_ids_everywhere(
     encrypted: bool, spark: SparkSession, object_server: ObjectServer, tmp_path: Path
 ) -> None:
     """A purge removes a thousand ids from snapshots, deltas, merged deltas, the objects of savepoints and local copies.

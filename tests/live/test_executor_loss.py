@@ -92,7 +92,9 @@ def wait_until_gone(spark: SparkSession, victim: str) -> None:
     )
 
 
-def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: StatefulJob, kept: Kept) -> None:
+def test_key_groups_of_a_dead_executor_move_in_the_next_batch(
+    spark: SparkSession, job: StatefulJob, kept: Kept
+) -> None:
     """After an executor dies, the next batch restores its key-groups on the other one. The report lists the moves and
     no miss.
     """
@@ -108,7 +110,7 @@ def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: 
 
 
 @pytest.mark.long
-def test_stores_in_two_groups_have_owners_of_their_own_and_a_death_loses_nothing(
+def test_stores_in_two_groups_have_separate_owners_and_survive_a_death(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stores in two co-location groups have different owners, and the death of an executor loses no state.
@@ -153,7 +155,7 @@ def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:
 
 
 @pytest.mark.parametrize("step", ["run", "after seal"])
-def test_a_death_inside_a_batch_is_survived(
+def test_each_row_counts_once_if_an_executor_dies_inside_a_batch(
     spark: SparkSession, job: StatefulJob, kept: Kept, step: str, tmp_path: Path
 ) -> None:
     """If an executor dies while slots compute or after they have reported, the batch is delivered whole and each row
@@ -178,7 +180,7 @@ def test_a_death_inside_a_batch_is_survived(
     assert killed[0] not in job.reports[-1].owners
 
 
-def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:
+def test_no_batch_waits_for_a_dead_executor(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:
     """A batch does not wait for a dead executor if Spark would hold its slots for minutes: the run is cancelled and
     repeated. The application's locality waits stay as they are.
     """
@@ -199,7 +201,7 @@ def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_the_last_run_is_given_up_for_nobody(spark: SparkSession, runs: int) -> None:
+def test_a_batch_with_only_one_run_raises_its_own_error(spark: SparkSession, runs: int) -> None:
     """If a batch has only one run, its own error is raised, not the loss of an executor."""
 
     def failing() -> None:
@@ -216,7 +218,7 @@ def compute(spark: SparkSession, seconds: float) -> None:
     spark.range(0, 1, 1, 1).selectExpr(f"java_method('java.lang.Thread', 'sleep', {int(seconds * 1000)}L)").collect()
 
 
-def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_loss_of_an_executor_does_not_cancel_slots_on_others(spark: SparkSession, tmp_path: Path) -> None:
     """The loss of an executor does not cancel a slot that computes on another executor.
 
     A later failure of that job is not a loss, and later jobs do not carry the tag.
@@ -246,7 +248,7 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_
     assert not spark.sparkContext.getLocalProperty(TAGS)
 
 
-def test_what_was_cancelled_for_who_has_gone_is_run_again(spark: SparkSession) -> None:
+def test_a_run_that_is_cancelled_for_a_lost_executor_is_repeated(spark: SparkSession) -> None:
     """A run that is cancelled because of a lost executor is repeated, even if one of its slots has started to compute
     on a new executor meanwhile.
     """
@@ -264,7 +266,9 @@ def test_what_was_cancelled_for_who_has_gone_is_run_again(spark: SparkSession) -
         cancelled_late()
 
 
-def test_a_look_that_fails_is_not_the_last(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_for_lost_executors_continues_after_an_error(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a call of the JVM fails, the watch asks again and finds the lost executor."""
     connected, asked = inventory.connected, list[SparkSession]()
 

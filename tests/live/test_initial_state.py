@@ -67,7 +67,7 @@ def state(query: Harness) -> dict[str, int]:
     return {key[0]: value[0] for key, value in query.state("totals").items()}  # type: ignore[index, misc]
 
 
-def test_a_named_state_comes_with_the_next_batch_and_never_again() -> None:
+def test_a_named_initial_state_is_loaded_once_with_the_next_batch() -> None:
     """A named initial state is loaded with the next batch, for old and new keys. Later runs that still name it load
     nothing.
     """
@@ -90,7 +90,7 @@ def test_a_named_state_comes_with_the_next_batch_and_never_again() -> None:
         assert [report.rows for report in query.reports] == [2, 4, 1, 1, 1, 1]
 
 
-def test_it_is_handled_before_the_rows_of_its_batch_and_sees_what_was_there() -> None:
+def test_initial_state_is_handled_before_rows_and_sees_existing_state() -> None:
     """The processor handles initial state before the batch's rows, and sees the existing state of the key."""
     with Harness(visits(Told()), INPUT) as query:
         query.feed([row("ann"), row("ann")])
@@ -98,7 +98,7 @@ def test_it_is_handled_before_the_rows_of_its_batch_and_sees_what_was_there() ->
         assert query.feed([row("ann")]) == [{"user": "ann", "visits": 26, "total": 3}]
 
 
-def test_the_usual_name_is_sparks_rule() -> None:
+def test_unnamed_initial_state_is_loaded_only_with_the_first_batch() -> None:
     """Without a name, initial state is loaded only with the store's first batch, as in Spark. Named ones are still
     loaded later.
     """
@@ -112,7 +112,7 @@ def test_the_usual_name_is_sparks_rule() -> None:
         assert state(query) == {"ann": 513}
 
 
-def test_a_name_of_ones_own_works_with_a_first_batch_too() -> None:
+def test_a_named_initial_state_is_loaded_by_the_first_batch() -> None:
     """A named initial state is loaded by the first batch of an empty root."""
     with Harness(visits(), INPUT, initial=before(ann=10), initial_name="seed") as query:
         query.feed([row("ann")])
@@ -121,7 +121,7 @@ def test_a_name_of_ones_own_works_with_a_first_batch_too() -> None:
 
 
 @pytest.mark.parametrize("lose_copies", [False, True])
-def test_a_crash_before_the_commit_loads_it_again_and_after_it_never(lose_copies: bool) -> None:
+def test_initial_state_is_loaded_again_only_after_a_crash_before_commit(lose_copies: bool) -> None:
     """Initial state is loaded again after a crash before the commit of its batch, and never after that commit."""
     with Harness(visits(), INPUT, executors=3) as query:
         query.feed([row(user) for user in "abcdef"])
@@ -162,13 +162,13 @@ def test_rows_of_initial_state_are_never_late() -> None:
         (before(), " ", "RIFFLE-0226"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(initial: pa.Table, name: str, said: str) -> None:
+def test_malformed_initial_state_is_refused(initial: pa.Table, name: str, said: str) -> None:
     """Initial state without the key column, with a key of another type or with a blank name is refused."""
     with Harness(visits(), INPUT) as query, pytest.raises(ConfigError, match=said):
         query.restart(initial, name)
 
 
-def test_state_that_lies_by_partitions_takes_none() -> None:
+def test_initial_state_is_refused_with_dispatch_by_partition() -> None:
     """Initial state is refused with dispatch by partition, because its rows have no partition. Once the store has had
     its first batch, nothing is loaded and nothing is refused.
     """
@@ -186,7 +186,7 @@ def test_state_that_lies_by_partitions_takes_none() -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_a_query_takes_a_backfill_when_it_is_restarted_with_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_restarted_query_loads_a_named_initial_state_once(spark: SparkSession, tmp_path: Path) -> None:
     """A query in Spark that is restarted with a named initial state loads it once, also with a watermark."""
     feed, sink = Feed(tmp_path / "in", "user string, amount long, at timestamp"), Kept()
     backfill = spark.createDataFrame([("ann", 100), ("zoe", 7)], "user string, visits long")
@@ -203,7 +203,7 @@ def test_a_query_takes_a_backfill_when_it_is_restarted_with_one(spark: SparkSess
 
 @pytest.mark.spark
 @pytest.mark.parametrize(("changes", "said"), [({}, "RIFFLE-0804"), ({"durable": False}, "RIFFLE-0805")])
-def test_operators_without_use_for_it_refuse_it(
+def test_aggregates_and_caches_refuse_initial_state(
     spark: SparkSession, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     """Initial state is refused for aggregates, which have no handleInitialState, and for caches, which have no first

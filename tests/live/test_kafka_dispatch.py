@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 280
 
 
 @pytest.mark.long
-def test_a_topic_that_grows_is_read_in_every_dispatch(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+def test_keys_continue_if_the_topic_grows_or_the_dispatch_changes(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     """Partitions become shards in order, including those without rows. Every key continues when the topic grows and
     when the dispatch changes.
     """

@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 TIMEOUT_SECONDS = 240
 
 
-def test_every_result_arrives_over_a_broken_batch_and_a_restart(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+def test_results_of_a_broken_batch_arrive_again_with_the_same_delivery_id(
+    kafka_broker: KafkaBroker, tmp_path: Path
+) -> None:
     """The results of a broken batch arrive again with the same delivery id, so a reader can remove the duplicates."""
     for topic, partitions in ((EVENTS, 2), (RESULTS, 1)):
         kafka_broker.create_topic(topic, partitions)

@@ -79,7 +79,7 @@ def test_scaling_out(spark: SparkSession, cluster: StandaloneCluster, tmp_path: 
 
 
 @pytest.mark.long
-def test_members_report_the_racks_of_their_environment_and_standbys_are_elsewhere(
+def test_members_report_their_rack_and_standbys_are_in_other_racks(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """Members report ``RIFFLE_RACK`` of their workers as their rack, and no standby is in its owner's rack."""

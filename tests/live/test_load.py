@@ -37,7 +37,7 @@ source.
 
 
 @pytest.mark.timeout(900)
-def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_exceeds_an_executors_memory_fails_with_a_remedy(spark: SparkSession, tmp_path: Path) -> None:
     """If executors run out of memory, the error of the batch names the settings to change, and nothing is committed.
     The query continues with fewer rows per batch.
     """
@@ -55,7 +55,7 @@ def kill_the_executor(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Tab
 
 
 @pytest.mark.timeout(600)
-def test_executors_that_are_killed_again_and_again_are_told_of(spark: SparkSession, tmp_path: Path) -> None:
+def test_repeatedly_killed_executors_fail_the_batch_with_a_remedy(spark: SparkSession, tmp_path: Path) -> None:
     """When Spark gives up a batch because its executors are killed repeatedly, the error names the memory setting to
     raise.
     """
@@ -67,7 +67,7 @@ def test_executors_that_are_killed_again_and_again_are_told_of(spark: SparkSessi
 
 
 @pytest.mark.timeout(900)
-def test_ten_times_the_rows_that_batches_take_wait_at_the_source(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+def test_a_tenfold_load_grows_the_source_lag_and_not_the_memory(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     """When a tenfold load arrives, the reported source lag grows and then shrinks to 0. Workers never hold more than
     one batch's rows.
     """

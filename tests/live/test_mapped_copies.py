@@ -32,7 +32,7 @@ def copied_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in (folder / "local").rglob("*") if file.is_file())
 
 
-def test_a_query_runs_whose_state_is_a_tenth_of_the_limit(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_runs_with_a_state_of_a_tenth_of_the_limit(spark: SparkSession, tmp_path: Path) -> None:
     """A query runs with a state of a tenth of the limit: while the state grows, in batches that change all key-groups,
     and after a restart without local copies.
     """

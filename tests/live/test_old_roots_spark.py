@@ -33,7 +33,7 @@ def run(spark: SparkSession, old: OldRoot, files: int) -> StatefulJob:
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
 @pytest.mark.long
-def test_a_query_goes_on_and_is_rolled_back_over_the_upgrade(
+def test_a_query_continues_after_an_upgrade_and_is_rolled_back_before_it(
     spark: SparkSession, tmp_path: Path, archive: Path
 ) -> None:
     """The query runs two batches, and is then rolled back to a batch from before the upgrade. Spark reads all files

@@ -40,7 +40,7 @@ def query_on(spark: SparkSession, cluster: StandaloneCluster, folder: Path, **se
     return query
 
 
-def test_standbys_differ_in_each_tag_that_is_asked_for(
+def test_standbys_differ_from_their_owner_in_each_configured_tag(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """Members report their tags, and a standby is in another zone and another row than its owner (KIP-708)."""
@@ -54,7 +54,7 @@ def test_standbys_differ_in_each_tag_that_is_asked_for(
         assert [name for name in ("zone", "row") if tags[owner][name] == tags[standby][name]] == []
 
 
-def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
+def test_a_standby_with_a_snapshot_pointer_fetches_it_when_it_takes_over(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """A standby that holds only a snapshot pointer has no copy, and fetches the snapshot when it takes over.
@@ -91,7 +91,7 @@ def has_only_owners_copies(query: LiveQuery) -> bool:
     return copies == {(task.key_group, owner) for task, owner in owners.items()}
 
 
-def test_two_losses_at_once_restore_what_both_had_and_nothing_else(
+def test_two_lost_members_restore_only_the_key_groups_that_both_had(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """If two members are lost at once, only the key-groups whose owner and standby were both lost are restored."""
@@ -110,7 +110,7 @@ def test_two_losses_at_once_restore_what_both_had_and_nothing_else(
     query.feed_until(lambda: len(query.holds()) == len(HOSTS) - len(lost) and query.settled(), "standbys are back")
 
 
-def test_what_is_not_durable_begins_anew_where_its_member_was_lost_and_nowhere_else(
+def test_a_cache_starts_empty_only_for_the_keys_of_a_lost_member(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     """A cache starts empty for the keys of a lost member and continues for all others. The query does not fail."""

@@ -22,7 +22,7 @@ MASTER = "local-cluster[2,1,600]"
 KEYS = 24
 
 
-def test_a_batch_commits_elsewhere_and_the_member_returns_once_its_disk_is_well(
+def test_a_member_with_a_read_only_folder_is_set_aside_until_its_repair(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member whose folder becomes read-only is set aside with a warning, and the batch runs again on the other

@@ -273,14 +273,16 @@ IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 @pytest.mark.sample("no root")
-def test_the_remedy_helps(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
+def test_a_refused_query_runs_after_the_remedy(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
     """The mistake is refused, and the query runs once it is written as the remedy says."""
     check_remedy(mistake, Place(spark, tmp_path / "mistake"), Place(spark, tmp_path / "mended"))
 
 
 @pytest.mark.parametrize("mistake", IN_ONE_PLACE.values(), ids=IN_ONE_PLACE)
 @pytest.mark.sample("state that is gone")
-def test_the_remedy_helps_a_query_with_state(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
+def test_a_refused_restart_continues_after_the_remedy(
+    spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]
+) -> None:
     """The mistake between two runs is refused, and the query continues after the remedy."""
     place = Place(spark, tmp_path)
     check_remedy(mistake, place, place)

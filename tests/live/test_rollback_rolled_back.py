@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.parametrize("sealed", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.long
-def test_spark_goes_on_from_a_line_that_was_given_up(sealed: bool, spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_continues_after_a_rollback_is_rolled_back(sealed: bool, spark: SparkSession, tmp_path: Path) -> None:
     """Spark continues from the restored batch, although the offsets and commits of the batches in between are gone.
 
     With ``deliver_after_commit`` the restored batch is delivered once more, with the same rows.

@@ -60,7 +60,7 @@ def kind(line: str) -> str:
 
 
 @pytest.mark.promise("cost is bounded")
-def test_a_steady_batch_asks_little_and_lists_nothing(
+def test_a_steady_batch_sends_few_requests_and_no_list_request(
     spark: SparkSession, s3_server: S3Server, tmp_path: Path, asked: Callable[[str], list[str]]
 ) -> None:
     """A batch after warm-up sends at most (slots that wrote + 2) requests and no list request. The report counts the
@@ -88,7 +88,9 @@ def test_a_steady_batch_asks_little_and_lists_nothing(
     assert kept.latest("k")[0]["rows"] == 5 * (WARM_UP + STEADY)
 
 
-def test_a_restart_elsewhere_restores_from_the_store(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:
+def test_a_restart_without_local_copies_restores_from_s3(
+    spark: SparkSession, s3_server: S3Server, tmp_path: Path
+) -> None:
     """A job without local copies restores the state that an earlier job committed to S3."""
     root = f"s3://{s3_server.bucket}/restored"
     for batch, local in enumerate(("one", "two")):

@@ -81,7 +81,7 @@ class Query:
 
 
 @pytest.mark.usefixtures("nothing_is_young")
-def test_a_savepoint_of_a_running_query_is_gone_back_to_and_forked_many_batches_later(
+def test_a_query_is_rolled_back_to_and_forked_from_a_savepoint(
     spark_that_forgets: SparkSession, tmp_path: Path
 ) -> None:
     """A rollback to a savepoint restores state and offsets exactly, and Spark reads the later rows again. A fork of the

@@ -150,9 +150,7 @@ def totals(spark: SparkSession, s3_server: S3Server, tmp_path: Path, request: py
 
 @pytest.mark.long
 @pytest.mark.parametrize("store", ["second", "fourth"])
-def test_a_task_that_dies_after_its_first_put_is_run_again_by_spark(
-    spark: SparkSession, totals: Totals, store: str
-) -> None:
+def test_spark_reruns_a_task_that_dies_after_its_first_put(spark: SparkSession, totals: Totals, store: str) -> None:
     """A task whose Python worker is killed after its first put is run again by Spark. The log does not list the
     orphaned delta.
     """
@@ -170,9 +168,7 @@ def test_a_task_that_dies_after_its_first_put_is_run_again_by_spark(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_tasks_and_executors_that_die_at_any_time_lose_and_double_nothing(
-    spark: SparkSession, totals: Totals, seed: int
-) -> None:
+def test_dying_tasks_and_executors_lose_and_duplicate_no_row(spark: SparkSession, totals: Totals, seed: int) -> None:
     """Each row counts once although Python workers die at up to three points of a batch, and executors in
     some batches.
     """

@@ -136,7 +136,7 @@ def change(query: Wrapped, running: bool, *words: str) -> None:
         query.start()
 
 
-def test_an_aggregate_continues_with_what_was_set_and_without_what_was_deleted(
+def test_an_aggregate_continues_with_set_values_and_without_deleted_keys(
     running: bool, wrapped: Callable[..., Wrapped]
 ) -> None:
     """An aggregate continues a set key with its new value and a deleted key from nothing. Other keys are unchanged.

@@ -63,7 +63,7 @@ def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: Spark
     assert store["rows"] == len(KEYS)
 
 
-def test_a_query_says_that_it_is_paused_and_that_it_failed(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_status_shows_a_pause_and_the_error_of_a_failed_query(spark: SparkSession, tmp_path: Path) -> None:
     """The status shows since when a query is paused, and the class of the error that ended it."""
     feed = Feed(tmp_path / "in", "k string, v long")
 

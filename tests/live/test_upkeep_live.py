@@ -30,7 +30,7 @@ def batch(spark: SparkSession) -> DataFrame:
     return spark.range(KEYS).selectExpr("id k", "id v")
 
 
-def test_snapshots_are_taken_beside_the_batches_and_restored_from(spark: SparkSession, tmp_path: Path) -> None:
+def test_executors_take_snapshots_and_new_members_restore_from_them(spark: SparkSession, tmp_path: Path) -> None:
     """Executors take snapshots when chains are long, commits list them, and members without copies restore
     from them.
     """
@@ -50,7 +50,7 @@ def test_snapshots_are_taken_beside_the_batches_and_restored_from(spark: SparkSe
     assert again.reports[-1].restores == 8
 
 
-def test_what_a_frame_observed_is_read_from_its_plan(spark: SparkSession) -> None:
+def test_observed_returns_the_metric_of_a_frame(spark: SparkSession) -> None:
     """``observed`` returns the metric of a frame after an action, and None for a name that the frame does not
     observe.
     """

@@ -14,7 +14,7 @@ from tests.kit.streams.streaming import Kept, settings_in, start, wait_for
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
-def test_a_running_query_fits_its_checkpoint_at_every_moment(spark: SparkSession, tmp_path: Path) -> None:
+def test_verify_finds_no_error_while_a_query_commits_batches(spark: SparkSession, tmp_path: Path) -> None:
     """Verification of a running query finds no error, even if batches are committed while it reads state and
     checkpoint.
     """

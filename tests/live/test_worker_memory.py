@@ -15,7 +15,7 @@ MASTER = "local-cluster[1,1,1400]"
 CONF = {"spark.executor.memory": "1400m", "spark.executor.pyspark.memory": "900m"}
 
 
-def test_rows_beyond_a_python_workers_memory_are_refused_by_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_exceeds_a_python_workers_memory_fails_with_a_remedy(spark: SparkSession, tmp_path: Path) -> None:
     """A batch that exceeds a Python worker's memory fails with the settings to change. No executor is lost, nothing is
     committed, and the query continues with fewer rows per batch.
     """

@@ -71,7 +71,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, zip_file: Path) -> Outcom
 @pytest.mark.spark
 @pytest.mark.newer_spark
 @pytest.mark.long
-def test_a_zip_file_of_the_package_is_enough(outcomes: Outcomes) -> None:
+def test_executors_run_a_batch_with_a_zip_file_of_the_package(outcomes: Outcomes) -> None:
     """Executors without riffle_spark run a batch once they get the zip file of the error message."""
     assert outcomes["complete"] == []
 
@@ -92,7 +92,9 @@ def test_a_zip_file_of_the_package_is_enough(outcomes: Outcomes) -> None:
         ("other python", "ConfigError", "have Python 3.12, the driver has Python 3.", "PYSPARK_PYTHON"),
     ],
 )
-def test_what_executors_lack_is_named(outcomes: Outcomes, case: str, kind: str, problem: str, remedy: str) -> None:
+def test_a_package_that_executors_lack_is_named(
+    outcomes: Outcomes, case: str, kind: str, problem: str, remedy: str
+) -> None:
     """The error names the missing package or Python, and how to provide it."""
     if case == "other python" and case not in outcomes:
         pytest.skip("this machine has no other Python")
@@ -132,7 +134,9 @@ def test_spark_submit_sends_the_zip_file(bare_cluster: StandaloneCluster, zip_fi
 
 
 @pytest.mark.cluster
-def test_a_wheel_for_py_files_is_explained(bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path) -> None:
+def test_a_wheel_in_py_files_raises_an_error_that_names_the_zip_file(
+    bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path
+) -> None:
     """A wheel given to ``--py-files`` works for the driver but not for executors: the error names the zip file."""
     wheel = tmp_path / "riffle_spark-0.1.0-py3-none-any.whl"
     shutil.copy(zip_file, wheel)

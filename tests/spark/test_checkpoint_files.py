@@ -76,7 +76,7 @@ def undo_rename(entry: Path, *, only_checksum: bool) -> None:
 @pytest.mark.newer_spark
 @pytest.mark.smoke
 @pytest.mark.long
-def test_a_query_continues_with_the_other_class(
+def test_a_query_continues_with_the_other_checkpoint_class(
     spark: SparkSession, tmp_path: Path, managers: Callable[[str], None]
 ) -> None:
     """A query continues with the other class, because both write the same files."""
@@ -91,8 +91,8 @@ def test_a_query_continues_with_the_other_class(
 @pytest.mark.spark
 @pytest.mark.newer_spark
 @pytest.mark.long
-@pytest.mark.parametrize("only_checksum", [False, True], ids=["before the rename", "before that of the checksum"])
-def test_a_crash_between_the_steps_of_a_rename_loses_and_doubles_nothing(
+@pytest.mark.parametrize("only_checksum", [False, True], ids=["before the rename", "before the rename of the checksum"])
+def test_a_crash_during_a_rename_loses_and_duplicates_no_row(
     spark: SparkSession, tmp_path: Path, managers: Callable[[str], None], only_checksum: bool
 ) -> None:
     """Each row counts once if the driver dies before a commit file of Spark is renamed, or before its checksum is."""

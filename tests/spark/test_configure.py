@@ -20,7 +20,7 @@ def no_submit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
 
-def test_connectors_that_are_asked_for_are_added_in_the_installed_versions() -> None:
+def test_selected_connectors_are_added_in_the_installed_versions() -> None:
     """The connectors that the caller selects are added in the versions of the installed packages. The default
     is Kafka.
     """
@@ -54,7 +54,7 @@ def no_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "conf", [{}, {"spark.sql.streaming.checkpointLocation": "/tmp/c"}, {"spark.hadoop.fs.defaultFS": "file:///"}]
 )
-def test_checkpoints_on_a_local_disk_are_written_by_the_faster_class(conf: dict[str, str]) -> None:
+def test_checkpoints_on_a_local_disk_use_the_faster_class(conf: dict[str, str]) -> None:
     """Checkpoints use the faster class for local disks unless the configuration names another file system."""
     builder = SparkSession.builder
     for name, value in conf.items():
@@ -72,7 +72,7 @@ def test_checkpoints_on_a_local_disk_are_written_by_the_faster_class(conf: dict[
         {"spark.hadoop.fs.default.name": "hdfs://host"},
     ],
 )
-def test_checkpoints_elsewhere_are_written_by_sparks_default(conf: dict[str, str]) -> None:
+def test_checkpoints_on_other_file_systems_use_sparks_default_class(conf: dict[str, str]) -> None:
     """Checkpoints on other file systems use Spark's default class, because the other one needs an atomic rename."""
     builder = SparkSession.builder
     for name, value in conf.items():
@@ -81,7 +81,7 @@ def test_checkpoints_elsewhere_are_written_by_sparks_default(conf: dict[str, str
 
 
 @pytest.mark.usefixtures("no_hadoop")
-def test_checkpoints_in_s3a_or_by_hadoops_files_are_written_by_sparks_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_in_s3a_or_of_hadoops_files_use_sparks_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints use Spark's default class if the session has s3a, or if Hadoop's configuration files may set a file
     system.
     """
@@ -91,6 +91,6 @@ def test_checkpoints_in_s3a_or_by_hadoops_files_are_written_by_sparks_default(mo
 
 
 @pytest.mark.usefixtures("no_hadoop")
-def test_a_class_for_checkpoints_that_is_set_is_kept() -> None:
+def test_a_checkpoint_class_of_the_user_is_kept() -> None:
     """A checkpoint class that the user sets stays."""
     assert options(configure(SparkSession.builder.config(MANAGER, "mine")))[MANAGER] == "mine"

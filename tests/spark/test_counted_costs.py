@@ -101,7 +101,7 @@ def kept_frames(spark: SparkSession) -> int:
     ids=["one operator", "two together"],
 )
 @pytest.mark.sample("two together")
-def test_a_batch_costs_no_more_than_it_did(
+def test_a_batch_makes_a_limited_number_of_calls_jobs_and_plans(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: list[str], most: Costs
 ) -> None:
     """After the first batches each batch costs at most these calls, jobs and plans."""
@@ -126,7 +126,7 @@ def layout_of(count: int) -> SlotLayout:
     return SlotLayout(tuple(SlotPlace(n, str(at % 7), f"host{at % 3}", (at,)) for at, n in numbers))
 
 
-def test_a_placed_frame_costs_as_many_calls_for_every_number_of_slots(
+def test_calls_for_a_placed_frame_do_not_depend_on_its_slots(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A placed frame takes as many calls for 200 slots as for 10."""
@@ -171,7 +171,7 @@ def test_partition_i_of_a_placed_frame_is_slot_i_and_prefers_its_executor(spark:
     assert "Exchange" not in str(getattr(grouped, "_jdf").queryExecution().executedPlan().toString())  # noqa: B009
 
 
-def test_a_wrapped_query_costs_few_calls_more(
+def test_a_batch_of_a_wrapped_query_makes_a_limited_number_of_calls(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of a wrapped query with a condition and a projection makes a limited number of calls."""

@@ -44,7 +44,9 @@ def ran(job: StatefulJob) -> list[int]:
     return [report.version for report in job.reports if report.decision == "run"]
 
 
-def test_an_idle_source_gets_batches_and_no_rows(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+def test_an_idle_query_with_a_heartbeat_commits_batches_without_rows(
+    spark: SparkSession, tmp_path: Path, feed: Feed
+) -> None:
     """With a heartbeat an idle query commits batch after batch. Only the events add rows."""
     job = counting(tmp_path)
     query = start(beating(spark, feed), job, tmp_path / "checkpoint", processingTime="0 seconds")
@@ -81,7 +83,7 @@ def test_a_query_with_a_heartbeat_can_be_started_again(spark: SparkSession, tmp_
 
 
 @pytest.mark.long
-def test_available_now_ends_beside_a_heartbeat(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+def test_available_now_ends_with_a_heartbeat(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """With availableNow, each run has one heartbeat and ends, also if nothing else is new."""
     for _ in range(2):
         job = counting(tmp_path)
@@ -92,7 +94,7 @@ def test_available_now_ends_beside_a_heartbeat(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.needs_spark4("data sources in Python")
-def test_offsets_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_offsets_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The offsets of a heartbeat advance by the interval and never go back. There are no rows to read between them."""
     from riffle_spark.spark.compat.heartbeat_source import Beats, Heartbeat
 
@@ -111,7 +113,7 @@ def test_offsets_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("every", ["soon", "0.1 ms"])
-def test_a_heartbeat_needs_an_interval(spark: SparkSession, every: str) -> None:
+def test_a_wrong_heartbeat_interval_is_refused(spark: SparkSession, every: str) -> None:
     """A wrong interval is refused in the call."""
     with pytest.raises(ConfigError):
         heartbeat(spark, "k long", every=every)

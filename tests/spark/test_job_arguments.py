@@ -35,11 +35,11 @@ FAULTS: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "said"), FAULTS, ids=[said for _, said in FAULTS])
-def test_what_an_operator_cannot_be_made_of_is_refused(make: Callable[[], object], said: str) -> None:
+@pytest.mark.parametrize(("make", "message"), FAULTS, ids=[message for _, message in FAULTS])
+def test_wrong_arguments_of_an_operator_are_refused(make: Callable[[], object], message: str) -> None:
     """Columns for names, functions for computations, dictionaries for settings and operators for jobs are refused with
     a remedy.
     """
-    with pytest.raises(ConfigError, match=f"(?s){said}") as caught:
+    with pytest.raises(ConfigError, match=f"(?s){message}") as caught:
         make()
     assert caught.value.remedy

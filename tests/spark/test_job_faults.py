@@ -110,7 +110,7 @@ def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) 
     assert kept.latest("k") == {k: {"rows": 1} for k in range(5)}
 
 
-def test_a_sink_gets_what_it_asks_for() -> None:
+def test_a_third_parameter_of_a_sink_gets_the_delivery_id() -> None:
     """A sink's third parameter gets the delivery id unless it has a default. A sink with one parameter is refused at
     once.
     """
@@ -135,7 +135,7 @@ def test_an_aggregate_that_compares_collated_strings_is_refused(spark: SparkSess
     assert committed(f"file://{tmp_path}/state") == []
 
 
-def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_id_that_is_repeated_with_other_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A batch id that is repeated with other rows is refused, and not skipped as a repeat."""
     job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())
     job(spark.range(3).selectExpr("id k"), 0)

@@ -28,7 +28,7 @@ SPARKS = {"rows": "count(1)", "total": "sum(v)", "least": "min(v)", "greatest": 
 
 
 @pytest.mark.long
-def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_newest_rows_after_four_batches_equal_sparks_groupby(spark: SparkSession, tmp_path: Path) -> None:
     """After four batches the newest row of every key equals Spark's groupBy, types included."""
     chance = random.Random(7)
     feed = Feed(tmp_path / "in", "k string, v long")
@@ -47,7 +47,7 @@ def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSess
 
 
 @pytest.mark.long
-def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSession, tmp_path: Path) -> None:
+def test_encrypted_state_gives_equal_results_and_leaves_no_plain_text(spark: SparkSession, tmp_path: Path) -> None:
     """Encrypted state gives the same results, and no object or local file contains text of a row.
 
     Executors read sealed output with keys that they load themselves.
@@ -65,7 +65,7 @@ def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSess
 
 
 @pytest.mark.long
-def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_sealed_rows_are_refused_by_a_job_with_another_aggregate(spark: SparkSession, tmp_path: Path) -> None:
     """Sealed rows cannot be delivered by a job with another aggregate. The error says that the job that sealed them
     can.
     """
@@ -133,7 +133,7 @@ def test_two_stores_commit_together(spark: SparkSession, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_state_value_of_10_mb_survives_an_empty_local_folder(spark: SparkSession, tmp_path: Path) -> None:
     """A state value of 10 MB survives a batch, an empty local folder and another batch."""
     size = 10 * 1024 * 1024
     big = spark.range(1).selectExpr("'big' k", f"repeat('x', {size}) v")

@@ -49,7 +49,7 @@ def test_settings_come_from_the_spark_configuration(
     assert caplog.text.count("probing_rebalance_interval = 1 s is only suitable for tests") == 1
 
 
-def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_code_overrides_configuration_which_overrides_the_file(spark: SparkSession, tmp_path: Path) -> None:
     """The configuration overrides the TOML file of ``spark.riffle.conf_file``, and settings in code override both."""
     file = tmp_path / "riffle.toml"
     file.write_text('[riffle]\nroot = "file:///from/toml"\nkey_groups = 4\nnum_standbys = 1\nbatch_attempts = 2\n')
@@ -86,7 +86,7 @@ def test_a_batch_leaves_the_sessions_settings_alone(spark: SparkSession, tmp_pat
     assert dict(spark.conf.getAll) == before
 
 
-def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_report_is_written_as_a_line_of_json(spark: SparkSession, tmp_path: Path) -> None:
     """``report_file`` gets each report with its readings as a line of JSON, and ``on_report`` gets the report."""
     heard: list[BatchReport] = []
     settings = settings_in(tmp_path, report_file=f"{tmp_path}/reports.jsonl")
@@ -104,7 +104,7 @@ def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_report_that_reaches_nobody_stops_no_query(
+def test_a_report_that_cannot_be_delivered_stops_no_query(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A report file that cannot be written and an ``on_report`` that raises are logged, and batches are committed."""

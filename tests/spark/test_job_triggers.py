@@ -55,7 +55,7 @@ def totals(folder: Path, sink: Callable[..., object], **settings: object) -> Sta
 
 
 @pytest.mark.long
-def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+def test_available_now_runs_all_batches_and_ends(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """With availableNow all batches run, with one record each that has Spark's offsets."""
     kept = Kept()
     query = run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
@@ -69,7 +69,7 @@ def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, 
 
 
 @pytest.mark.long
-def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+def test_a_restarted_job_continues_its_state(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """A new job on the same checkpoint and root continues the state, with or without local copies."""
     kept = Kept()
     run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
@@ -141,7 +141,7 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2]
 
 
-def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_job_that_is_called_with_two_parts_of_a_batch_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A job that is called with two different parts of a batch is refused. The same frame may be passed again."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
@@ -166,7 +166,7 @@ def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -
     assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
 
 
-def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_done(spark: SparkSession) -> None:
+def test_two_jobs_on_one_root_at_the_same_time_are_refused(spark: SparkSession) -> None:
     """If two jobs on one root process the same batch at the same time, the second one is refused."""
     rows, batch = spark.range(1), IncomingBatch(0, "query", "run", "offsets", None, 0, None)
     both = [JobCalls("memory://two_jobs") for _ in range(2)]
@@ -178,7 +178,7 @@ def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_don
 
 
 @pytest.mark.long
-def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
+def test_job_groups_of_the_user_do_not_affect_a_job(spark: SparkSession, tmp_path: Path) -> None:
     """The user's job groups do not matter: neither does another name start a new run, nor does the same name join two
     runs.
 
@@ -202,7 +202,7 @@ def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_job_in_a_thread_without_its_query_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A job in a thread without the query's local properties is refused. A thread that inherits them processes the
     batch.
     """
@@ -225,7 +225,7 @@ def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkS
 
 
 @pytest.mark.long
-def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_job_may_be_created_for_each_batch(spark: SparkSession, tmp_path: Path) -> None:
     """A job may be created for each batch. Without a query, jobs with the same root are distinguished by the batch's
     rows.
     """

@@ -51,7 +51,7 @@ def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
     assert lookup.where(1, "by_number").key_group in range(world.settings.key_groups)
 
 
-def test_a_key_has_no_place_before_the_first_batch(tmp_path: Path) -> None:
+def test_a_lookup_before_the_first_batch_is_refused(tmp_path: Path) -> None:
     """Before the first batch a lookup is refused."""
     world = World(tmp_path)
     with pytest.raises(ConfigError, match="RIFFLE-0314"):

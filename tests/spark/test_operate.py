@@ -74,7 +74,7 @@ def wait_for(reached: Callable[[], object], query: StreamingQuery) -> None:
         query.awaitTermination(0.1)  # type: ignore[arg-type]
 
 
-def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
+def test_a_paused_query_runs_no_batch_and_continues_its_state(
     feed: Feed, job: StatefulJob, query: StreamingQuery, kept: Kept
 ) -> None:
     """A paused query stays alive and runs no batch. Its copies can be removed, and the next batch has the state."""
@@ -95,7 +95,9 @@ def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
 
 
 @pytest.mark.long
-def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
+def test_slots_are_added_and_removed_without_moving_key_groups(
+    feed: Feed, job: StatefulJob, query: StreamingQuery
+) -> None:
     """Slots are removed and added, between one and the number of cores, and no key-group moves."""
     assert job.reports[-1].slots == 2
     assert job.remove_worker() == 1
@@ -109,7 +111,7 @@ def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: S
         job.add_worker()
 
 
-def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
+def test_an_error_of_a_listener_does_not_stop_the_batch(
     spark: SparkSession, feed: Feed, job: StatefulJob, tmp_path: Path
 ) -> None:
     """A listener is called before the batch. Its error is in the report, and the batch is committed."""
@@ -123,7 +125,7 @@ def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
 
 
 @pytest.mark.long
-def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: StreamingQuery) -> None:
+def test_impossible_requests_are_refused_with_a_remedy(job: StatefulJob, query: StreamingQuery) -> None:
     """Each refusal names what is wrong and what to do instead."""
     with pytest.raises(ConfigError, match="RIFFLE-0372"):
         job.clean_up()
@@ -145,7 +147,7 @@ def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: St
             ask()
 
 
-def test_nothing_can_be_asked_of_a_query_that_has_not_run(job: StatefulJob) -> None:
+def test_requests_before_the_first_batch_are_refused(job: StatefulJob) -> None:
     """Requests on a job are refused before its first batch."""
     for ask in (job.request_rebalance, job.add_worker, job.clean_up, lambda: job.drain("1")):
         with pytest.raises(ConfigError, match="RIFFLE-0373"):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.parametrize("module", ["configure", "heartbeat", "stateful", "transform"])
 @pytest.mark.sample("stateful")
-def test_examples_print_what_they_show(module: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_examples_print_what_their_docstrings_show(module: str, spark: SparkSession, tmp_path: Path) -> None:
     """Each example runs on two orders of one user, and prints what its docstring shows."""
     schema = "user string, shop string, amount double, at timestamp"
     orders = [("ann", "north", 3.0, None), ("ann", "south", 4.0, None)]

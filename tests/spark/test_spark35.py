@@ -78,7 +78,7 @@ def test_errors_have_the_messages_of_spark_4(name: str, parameters: dict[str, st
 
 @pytest.mark.spark
 @pytest.mark.newer_spark
-def test_what_spark_35_cannot_do_is_refused(spark: SparkSession) -> None:
+def test_other_heartbeats_and_sessions_without_a_jvm_are_refused(spark: SparkSession) -> None:
     """A heartbeat with an interval other than one second is refused, and so is a session without a JVM."""
     with pytest.raises(ConfigError, match="5000 ms") as refused:
         spark35.beats(spark, "k long", 5000)

@@ -74,7 +74,9 @@ def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> N
     }
 
 
-def test_the_session_says_where_the_store_is(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_of_the_object_store_come_from_the_session(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The options of the object store come from the session's ``spark.riffle`` settings."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -89,7 +91,7 @@ def test_the_session_says_where_the_store_is(spark: SparkSession, monkeypatch: p
             spark.conf.unset(name)
 
 
-def test_a_savepoint_is_a_version(spark: SparkSession, world: World) -> None:
+def test_a_savepoint_can_be_read_as_a_version(spark: SparkSession, world: World) -> None:
     """A savepoint's name can be used as a version, in the function and on the command line."""
     root = world.home.root
     before = expected(world, "totals", 3)
@@ -101,7 +103,7 @@ def test_a_savepoint_is_a_version(spark: SparkSession, world: World) -> None:
     assert [(change["change"], change["after"]["k"]) for change in shown["changes"]] == [("update", "k0")]
 
 
-def test_encrypted_state_is_a_frame_for_those_who_have_the_keys(spark: SparkSession, tmp_path: Path) -> None:
+def test_encrypted_state_is_a_frame_only_if_tasks_have_the_keys(spark: SparkSession, tmp_path: Path) -> None:
     """Encrypted state is a frame if the tasks can read the encryption keys. Otherwise it is refused."""
     query = Encrypted(tmp_path, "a", root=f"file://{tmp_path}/state")
     query.run(4)
@@ -111,7 +113,7 @@ def test_encrypted_state_is_a_frame_for_those_who_have_the_keys(spark: SparkSess
         state_frame(spark, query.world.home.root, "totals")
 
 
-def test_variables_and_timers_are_a_frame_each(spark: SparkSession, tmp_path: Path) -> None:
+def test_variables_and_timers_of_a_processor_are_frames(spark: SparkSession, tmp_path: Path) -> None:
     """The variables and timers of a processor are frames with the rows of ``read_state``."""
     root = f"file://{tmp_path}/state"
     with baskets() as query:
@@ -127,7 +129,7 @@ def test_variables_and_timers_are_a_frame_each(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.needs_spark4("data sources in Python")
-def test_the_data_source_reads_what_the_function_reads(spark: SparkSession, world: World) -> None:
+def test_the_data_source_has_the_rows_of_state_frame(spark: SparkSession, world: World) -> None:
     """The data source has the function's rows, with versions, keys, key-groups and a change feed. Wrong options are
     refused.
     """

@@ -26,7 +26,7 @@ def test_settings_that_differ_are_refused(other: Settings) -> None:
     assert together(one, two, settings=Settings(key_groups=16)).settings == Settings(key_groups=16)
 
 
-def test_settings_said_once_or_alike_are_everyones() -> None:
+def test_settings_of_one_job_apply_to_all_jobs() -> None:
     """If one job has settings, or several have equal ones, they apply to all jobs. Without any there are none."""
     said = Settings(key_groups=4)
     assert together(job("a"), job("b", said)).settings is said

@@ -41,7 +41,7 @@ def operator(form: str, folder: Path, **given: Any) -> Stateful:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.sample(step=2)
-def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
+def test_a_processor_loads_initial_state_once_and_continues_after_restarts(
     spark: SparkSession, form: str, tmp_path: Path
 ) -> None:
     """A processor starts from its initial state once, and a new job continues its state after a restart."""
@@ -62,7 +62,7 @@ def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
 
 
 @pytest.mark.long
-def test_timers_go_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: Path) -> None:
+def test_timers_fire_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: Path) -> None:
     """Timers fire by the watermark of ``withWatermark``. Late rows are dropped and counted, and the last batch fires
     all due timers.
     """
@@ -80,7 +80,7 @@ def test_timers_go_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: 
     assert sum(report.timers_fired for report in job.reports) == 2
 
 
-def test_what_a_processor_raises_fails_the_batch_and_says_where(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_error_in_a_processor_fails_the_batch_with_its_key(spark: SparkSession, tmp_path: Path) -> None:
     """An error in a processor fails the batch with the traceback and the key."""
 
     job = transform_with_state(Broken(), key="user", output=OUTPUT, settings=settings_in(tmp_path)).into(Kept())
@@ -91,7 +91,7 @@ def test_what_a_processor_raises_fails_the_batch_and_says_where(spark: SparkSess
     assert not job.reports
 
 
-def test_arguments_that_make_no_sense_are_refused() -> None:
+def test_wrong_output_and_time_modes_are_refused() -> None:
     """Wrong output and time modes are refused."""
     for wrong in ({"output_mode": "complete"}, {"time_mode": "WallClock"}):
         with pytest.raises(ConfigError, match=next(iter(wrong.values()))):

@@ -22,7 +22,7 @@ FIGURES += ["first_batch_s", "seconds"]
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_worker_costs_no_event(tmp_path: Path) -> None:
+def test_a_killed_worker_loses_no_event(tmp_path: Path) -> None:
     """A small run that gains a worker and loses another counts every event once, and prints its figures as one JSON
     object.
     """
@@ -39,7 +39,7 @@ def test_a_killed_worker_costs_no_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
-def test_nothing_goes_on_without_it(tmp_path: Path, sent: signal.Signals) -> None:
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, sent: signal.Signals) -> None:
     """The demo leaves no process behind if it is interrupted or killed while the job starts."""
     demo = _start(tmp_path, "--events", "100000")
     _wait_for(lambda: "The job runs on" in _log(tmp_path), 120)

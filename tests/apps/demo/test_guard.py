@@ -28,7 +28,7 @@ time.sleep(1000)
 """
 
 
-def test_stop_ends_a_child_that_ignores_it_and_its_detached_grandchild(tmp_path: Path) -> None:
+def test_stop_ends_a_process_tree_that_ignores_sigterm(tmp_path: Path) -> None:
     """`stop` ends the whole process tree, although the child ignores SIGTERM."""
     child = _started(tmp_path, STUBBORN)
     pids = child.pids()

@@ -24,12 +24,12 @@ def test_a_ledger_counts_and_sums_each_key() -> None:
     assert expected.sums.tolist() == [11, 0, 7, 0]
 
 
-def test_lost_and_doubled_do_not_cancel() -> None:
+def test_lost_and_duplicate_events_do_not_cancel_out() -> None:
     """If one key lost an event and another key has one twice, both are reported."""
     assert compare(ledger([5, 5], [10, 10]), ledger([4, 7], [8, 14])) == Difference(lost=1, doubled=2, wrong_keys=2)
 
 
-def test_a_wrong_sum_is_wrong_though_the_count_is_right() -> None:
+def test_a_key_with_a_wrong_sum_and_the_right_count_is_wrong() -> None:
     """A key with the right count but a wrong sum is reported as a wrong key."""
     assert compare(ledger([5, 5], [10, 10]), ledger([5, 5], [10, 11])) == Difference(lost=0, doubled=0, wrong_keys=1)
 
@@ -43,7 +43,7 @@ def test_the_last_batch_of_a_key_counts(tmp_path: Path) -> None:
     assert counted_ledger.sums.tolist() == [10, 30, 0]
 
 
-def test_minutes_are_those_of_the_first_partition(tmp_path: Path) -> None:
+def test_only_complete_minutes_in_listed_files_count(tmp_path: Path) -> None:
     """Only complete minutes count. Only files that Spark's metadata list count, and a repeated minute is doubled."""
     expected = minutes_of(Events(np.zeros(600, np.int64), np.arange(600)), partitions=2)
     assert expected.counts.tolist() == [30] * (MINUTES - 2)

@@ -25,7 +25,7 @@ def worker(sock: socket.socket) -> None:
     task._prepare_next_task("upkeep")
 
 
-def test_it_does_so_after_its_answer() -> None:
+def test_a_worker_enables_quick_acknowledgement_after_its_answer() -> None:
     """The worker turns quick acknowledgement on again after its answer, because the kernel turns it off with each
     answer.
     """
@@ -41,7 +41,7 @@ def test_it_does_so_after_its_answer() -> None:
             assert ours.getsockopt(*QUICK) != 0
 
 
-def test_an_answer_counts_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_returns_its_result_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """If no thread can be started, the task still returns its result and skips the work after it."""
 
     def refusing(thread: threading.Thread) -> None:
@@ -53,7 +53,7 @@ def test_an_answer_counts_where_no_thread_can_be_started(monkeypatch: pytest.Mon
 
 @pytest.mark.spark
 @pytest.mark.newer_spark
-def test_a_slots_connection_is_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_slot_finds_its_socket_to_the_jvm(spark: SparkSession, tmp_path: Path) -> None:
     """A slot finds the socket of its connection to the JVM in pyspark's daemon."""
     found = pa.schema([("k", pa.int64()), ("family", pa.int64())])
 

@@ -22,7 +22,7 @@ def ended(worker: BackgroundThread) -> bool:
     return not worker.is_busy()
 
 
-def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
+def test_work_runs_in_order_and_errors_are_returned_as_results() -> None:
     """Results are in the order of submission. An error does not stop the thread, and each result is collected once."""
     worker, trouble = BackgroundThread(), ValueError("no")
 
@@ -56,7 +56,7 @@ def test_a_result_is_kept_if_the_driver_collects_while_the_work_runs() -> None:
     worker.stop()
 
 
-def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
+def test_a_stop_ends_running_work_early_and_drops_queued_work() -> None:
     """A stop ends the rest of the running work early. Work that is still queued never runs."""
     worker, resting, ran = BackgroundThread(), threading.Event(), []
 
@@ -78,7 +78,7 @@ def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
     assert ran == []
 
 
-def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
+def test_a_stop_waits_for_running_work_until_a_timeout() -> None:
     """A stop waits for the running work until its timeout, so a deletion is complete when ``ended`` returns true."""
     worker, began, go_on, done = BackgroundThread(), threading.Event(), threading.Event(), []
 
@@ -98,7 +98,7 @@ def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
     assert BackgroundThread().ended(0)
 
 
-def test_a_pulse_beats_until_it_is_over_and_begins_again() -> None:
+def test_a_pulse_runs_until_its_function_returns_false_and_can_restart() -> None:
     """A pulse calls its function in one thread until the function returns false. A later ``begin`` starts a
     new thread.
     """
@@ -124,7 +124,7 @@ def test_a_pulse_beats_until_it_is_over_and_begins_again() -> None:
     assert "riffle-pulse" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_pulse_that_is_stopped_ends_with_its_beat_and_never_begins_again() -> None:
+def test_a_stopped_pulse_ends_after_its_current_call_and_never_restarts() -> None:
     """Stopping a pulse waits for the current call until a timeout. A stopped pulse never begins again."""
     began, go_on, beats = threading.Event(), threading.Event(), []
 
@@ -149,7 +149,7 @@ ENDS = [SystemExit]
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_thread_outlives_what_is_no_exception(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_background_thread_survives_system_exit(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     """After work raises SystemExit, the next work still runs. The exception is a result, and a warning has its
     traceback.
     """
@@ -172,7 +172,9 @@ def test_the_thread_outlives_what_is_no_exception(end: type[BaseException], capl
 
 
 @pytest.mark.parametrize("end", [*ENDS, ValueError])
-def test_a_pulse_outlives_what_its_beat_raises(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pulse_continues_after_its_function_raises(
+    end: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     """A pulse whose function raises calls it again in the same thread and logs a warning each time."""
     over, beats = threading.Event(), list[int]()
 
@@ -190,7 +192,7 @@ def test_a_pulse_outlives_what_its_beat_raises(end: type[BaseException], caplog:
     assert (len(beats), len(set(beats)), len(caplog.records)) == (3, 1, 2)
 
 
-def test_a_pulse_that_works_again_is_as_quick_as_before() -> None:
+def test_a_successful_call_resets_the_backoff_of_a_pulse() -> None:
     """The pause of a pulse grows with each consecutive error. A successful call resets it."""
     over, beats = threading.Event(), list[int]()
 
@@ -210,7 +212,9 @@ def test_a_pulse_that_works_again_is_as_quick_as_before() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_an_alarm_rings_again_if_it_could_not(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+def test_an_alarm_calls_its_function_again_after_an_error(
+    end: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     """An alarm whose function raises calls it again."""
     rung, rings = threading.Event(), list[int]()
 

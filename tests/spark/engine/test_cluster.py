@@ -57,7 +57,7 @@ def test_every_executor_answers_the_census_for_itself(spark: SparkSession, home:
     ]
 
 
-def test_only_executors_that_live_get_upkeep(spark: SparkSession, home: Home) -> None:
+def test_only_live_executors_get_upkeep(spark: SparkSession, home: Home) -> None:
     """Each live executor does its own upkeep order. An order for a lost executor is skipped."""
     cluster, live = SparkCluster(spark), [executor.id for executor in inventory.executors(spark)]
     order = UpkeepOrder(home, "", 1, 0, {})
@@ -67,7 +67,7 @@ def test_only_executors_that_live_get_upkeep(spark: SparkSession, home: Home) ->
     assert cluster.upkeep({"77": order}) == []
 
 
-def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: SparkSession, home: Home) -> None:
+def test_an_upkeep_job_sets_its_own_pool_and_restores_the_thread(spark: SparkSession, home: Home) -> None:
     """An upkeep job sets its pool and tag while it runs, and keeps the caller's job group. Afterwards the thread has
     its former properties.
     """
@@ -120,7 +120,7 @@ def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path)
     worker.stop()
 
 
-def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stop_cancels_the_running_job_and_no_further_job_starts(spark: SparkSession, tmp_path: Path) -> None:
     """A stop cancels the running job, which returns its default. Other jobs of the session continue."""
     jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
     worker.submit(lambda: jobs.run(sleeping(spark, tmp_path / "started"), ["stopped"]))
@@ -136,7 +136,7 @@ def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkS
     worker.stop()
 
 
-def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stop_cancels_a_job_that_is_about_to_start(spark: SparkSession, tmp_path: Path) -> None:
     """A stop waits for a job that is about to start, because Spark cannot cancel it earlier, and then cancels it."""
     jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
     about, asked = threading.Event(), threading.Event()
@@ -159,7 +159,7 @@ def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp
     worker.stop()
 
 
-def test_a_failure_that_no_stop_caused_is_told(spark: SparkSession) -> None:
+def test_a_job_that_fails_by_itself_raises_its_error(spark: SparkSession) -> None:
     """A job that fails by itself raises its error, and the next job runs."""
     jobs = TaggedJobs(spark, UPKEEP_POOL)
     with pytest.raises(ZeroDivisionError):
@@ -193,7 +193,7 @@ def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_pat
     wait_for(lambda: names <= {name for name, holds in seen() if holds}, "workers of all executors are ready")
 
 
-def test_a_warm_up_that_cannot_be_is_no_failure(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warm_up_without_a_root_logs_no_warning(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     """A warm-up without a root logs its failure at level debug only, because the job reports the missing root."""
     with caplog.at_level(logging.DEBUG, logger="riffle_spark"):
         thread = warm_up(spark, Settings())

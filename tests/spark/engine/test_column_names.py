@@ -35,7 +35,9 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
 
 @pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("S.x", "in")])
 @pytest.mark.sample(step=2)
-def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, found: str, tmp_path: Path) -> None:
+def test_a_processor_gets_all_columns_whatever_the_case_of_its_key(
+    spark: SparkSession, key: str, found: str, tmp_path: Path
+) -> None:
     """A processor gets all columns of its rows, if its key is named in another case or is a field of a struct."""
     sink = Kept()
     operator = MAKE[FORM](Columns(), key=key, output=OUTPUT, settings=settings_in(tmp_path))
@@ -43,7 +45,7 @@ def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, f
     assert sink.latest("key") == {found: {"told": TOLD}}
 
 
-def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_aggregate_finds_its_columns_in_any_case(spark: SparkSession, tmp_path: Path) -> None:
     """An aggregate finds its key, order and value columns in any case. Columns that it does not use may be
     duplicates.
     """
@@ -56,7 +58,7 @@ def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path
 
 
 @pytest.mark.long
-def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_duplicate_columns_are_allowed_without_an_offset_log(spark: SparkSession, tmp_path: Path) -> None:
     """Without an offset log, a batch is identified by the digest of its rows, which may have duplicate column names."""
     sink = Kept()
     rows = spark.createDataFrame([("ann", 1)], "user string, v long").selectExpr("user", "v", "v", "v + 1 as V")
@@ -67,7 +69,7 @@ def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSes
     assert sink.latest("user") == {"ann": {"n": 1}}
 
 
-def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
+def test_column_names_are_case_sensitive_if_spark_is(spark: SparkSession) -> None:
     """Column names are case-sensitive if ``spark.sql.caseSensitive`` is set."""
     from riffle_spark.spark.engine.routing import is_case_sensitive
 
@@ -92,7 +94,7 @@ def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
 @pytest.mark.needs_spark4("transformWithState")
 @pytest.mark.long
 @pytest.mark.parametrize(("key", "column", "found"), [("USER", "USER", "ann"), ("S.x", "x", "in")])
-def test_sparks_own_operator_shows_the_same_columns(
+def test_sparks_own_operator_passes_the_same_columns(
     spark: SparkSession, key: str, column: str, found: str, tmp_path: Path
 ) -> None:
     """Spark's own operator passes the same columns to the processor. Spark 4.3 adds such a key as a first column."""

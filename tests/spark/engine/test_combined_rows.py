@@ -109,7 +109,7 @@ def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
 
 
 @pytest.mark.long
-def test_another_layout_takes_the_plan_of_combined_rows(
+def test_another_layout_reuses_the_plan_of_combined_rows(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
     """A layout with another number of slots reuses the kept plan of combined rows."""
@@ -163,11 +163,9 @@ M = 1_000_000
         [(30 * M, 11 * M, False), (30 * M, 10 * M, True), (30 * M, 15 * M, True), (30 * M, 16 * M, False)],
         [(2_790_000, 1_670_000, True), (2_810_000, 1_680_000, False)],
     ],
-    ids=["few keys", "many keys", "more and more keys"],
+    ids=["few keys", "many keys", "increasingly many keys"],
 )
-def test_combining_starts_and_ends_by_what_was_measured(
-    spark: SparkSession, steps: list[tuple[int, int, bool]]
-) -> None:
+def test_combining_starts_and_ends_at_its_thresholds(spark: SparkSession, steps: list[tuple[int, int, bool]]) -> None:
     """Combining starts if it would remove 40 % of the rows, and ends below 30 %. Small batches do not count.
 
     If an input partition has more keys than Spark's fast hash map holds, it starts at two thirds and ends below half.
@@ -185,7 +183,9 @@ def test_combining_starts_and_ends_by_what_was_measured(
         assert (reductions.combines("a"), reductions.combines("b")) == (expected, False)
 
 
-def test_the_partitions_of_the_input_are_counted_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_partitions_are_counted_again_while_a_query_runs(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The number of input partitions is counted again while a query runs, because a topic may grow."""
     monkeypatch.setattr(combined_rows, "_BATCHES_PER_COUNT", 2)
     reductions = Reductions()

@@ -37,7 +37,7 @@ OTHERS = (
     ],
 )
 @pytest.mark.sample("keyless")
-def test_a_query_answers_what_sparks_own_did(
+def test_a_query_with_combined_rows_has_sparks_recorded_results(
     spark: SparkSession, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query returns the recorded results of Spark over late rows, restarts, batches without rows and each output

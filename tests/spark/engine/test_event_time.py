@@ -128,7 +128,9 @@ def test_late_rows_and_watermarks_are_sparks_own(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.long
-def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+def test_an_operator_uses_the_column_and_delay_of_with_watermark(
+    spark: SparkSession, tmp_path: Path, feed: Feed
+) -> None:
     """An event-time operator uses the column and delay of ``withWatermark``, and its watermark is Spark's."""
     job = counting(tmp_path, ByEventTime())
     stream = feed.stream(spark).withWatermark("ts", "7 seconds").select(F.col("ts").alias("at"), "k")
@@ -143,7 +145,7 @@ def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.long
-def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path) -> None:
+def test_available_now_applies_the_last_watermark_with_its_commit(spark: SparkSession, tmp_path: Path) -> None:
     """With availableNow the watermark of the last batch takes effect with its own commit, so it applies to the next
     run.
     """
@@ -164,7 +166,7 @@ def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_timestamp_ntz_column_is_an_event_time_in_utc(spark: SparkSession, tmp_path: Path) -> None:
     """A ``timestamp_ntz`` column is an event time in UTC, whatever the session's time zone is."""
     feed = Feed(tmp_path / "in", "k string, ts timestamp_ntz")
     for seconds in (0, 100, 89):
@@ -183,7 +185,7 @@ def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path
         ("2 weeks", 1_209_600_000),
     ],
 )  # fmt: skip
-def test_intervals_are_read_as_spark_writes_them(text: str, milliseconds: int) -> None:
+def test_intervals_are_parsed_as_in_spark(text: str, milliseconds: int) -> None:
     """Intervals are parsed as in Spark, in any case, and also in the short form of riffle's settings."""
     assert interval_ms(text, "watermark") == milliseconds
 
@@ -191,7 +193,7 @@ def test_intervals_are_read_as_spark_writes_them(text: str, milliseconds: int) -
 @pytest.mark.parametrize(
     "text", ["", "ten minutes", "10", "minutes", "-1 second", "1 month", "10 minutes ago", "1 2 s"]
 )
-def test_what_is_no_interval_is_refused(text: str) -> None:
+def test_an_invalid_watermark_delay_is_refused(text: str) -> None:
     """An interval that is negative, in months or malformed is refused as a watermark delay."""
     with pytest.raises(ConfigError, match="RIFFLE-0307"):
         Stateful("seen", "k", aggregate(rows=count()), watermark=("ts", text))

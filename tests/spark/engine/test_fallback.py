@@ -52,7 +52,7 @@ def test_a_spark_without_the_placed_plan_gets_hash_placement(
 
 
 @pytest.mark.long
-def test_snapshots_are_taken_where_nothing_can_be_placed(
+def test_snapshots_are_taken_without_placement(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If nothing can be placed, upkeep still takes snapshots, and no batch warns of a failed snapshot."""
@@ -67,7 +67,7 @@ def test_snapshots_are_taken_where_nothing_can_be_placed(
     assert [warning for report in job.reports for warning in report.warnings if "snapshot" in warning] == []
 
 
-def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
+def test_batches_run_on_a_spark_without_metrics_or_release_of_results(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If Spark offers neither metrics nor release of a result, the driver counts rows and reads receipts from the
@@ -92,7 +92,7 @@ def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
 
 @pytest.mark.long
 @pytest.mark.needs_spark4("local checkpoints on Spark Connect")
-def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
+def test_spark_connect_keeps_state_and_recognises_repeated_batches(tmp_path: Path) -> None:
     """On Spark Connect, without a JVM handle, state is kept and a repeated batch is recognised by the digest of its
     rows. There is one warning per start.
     """

@@ -36,7 +36,7 @@ def test_a_closed_gate_holds_a_batch_until_it_is_opened() -> None:
     waiting.join(SOON)
 
 
-def test_a_stop_ends_the_waiting() -> None:
+def test_a_stop_ends_the_wait_of_a_paused_query() -> None:
     """A query that is stopped while it is paused does not hang."""
     gate, asked = Gate(), threading.Event()
     gate.close()
@@ -81,7 +81,7 @@ def test_one_batch_is_let_through_at_a_time() -> None:
     assert order == ["a in", "a out", "b in", "b out"]
 
 
-def test_quiet_waits_for_the_batch_under_way_and_holds_the_next() -> None:
+def test_quiet_waits_for_the_running_batch_and_holds_the_next() -> None:
     """A quiet block starts after the running batch, and the next batch starts after the block."""
     gate, order, inside, go_on = Gate(), list[str](), threading.Event(), threading.Event()
 
@@ -107,7 +107,7 @@ def test_quiet_waits_for_the_batch_under_way_and_holds_the_next() -> None:
     assert order == ["batch", "quiet", "still quiet", "batch"]
 
 
-def test_a_batch_that_does_not_end_is_told_of() -> None:
+def test_waiting_for_a_batch_that_does_not_end_times_out() -> None:
     """Waiting for the running batch has a timeout, and its error names what to do."""
     gate, inside, go_on = Gate(), threading.Event(), threading.Event()
 

@@ -116,7 +116,7 @@ def test_executors_are_described_by_host_and_cores(two: tuple[Executor, ...]) ->
     assert {executor.host for executor in two} < {"127.0.0.1", "localhost"}
 
 
-def test_a_batch_that_waits_sees_that_its_query_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_waiting_batch_sees_that_its_query_is_stopping(spark: SparkSession, tmp_path: Path) -> None:
     """A waiting batch sees that its query is stopping, and ``query.stop()`` returns soon."""
     waiting, ended = threading.Event(), threading.Event()
 

@@ -75,14 +75,14 @@ def test_the_client_logs_in_as_the_source_does(told: list[dict[str, Any]]) -> No
     assert ["RIFFLE-0279" in warning and "hunter2" not in warning for warning in warnings] == [True]
 
 
-def test_a_server_that_never_answers_is_waited_for_so_long(told: list[dict[str, Any]]) -> None:
+def test_the_wait_for_a_server_that_never_answers_times_out(told: list[dict[str, Any]]) -> None:
     """The wait for a server that accepts connections and never answers has a timeout."""
     racks, warnings, seconds = told[0]["silent"]
     assert (racks, len(warnings)) == ([], 1)
     assert seconds < 30
 
 
-def test_a_query_tells_which_topics_it_reads_and_from_where(broker: KafkaBroker, told: list[dict[str, Any]]) -> None:
+def test_the_topics_and_options_of_a_query_are_found(broker: KafkaBroker, told: list[dict[str, Any]]) -> None:
     """The topics and options of a query are found for subscribe, assign, pattern and two sources. A query without Kafka
     has none.
     """

@@ -55,7 +55,7 @@ SINKS: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-def test_a_sink_may_do_something_else_in_each_batch(spark: SparkSession) -> None:
+def test_a_sink_may_use_its_frame_differently_in_each_batch(spark: SparkSession) -> None:
     """A sink may use its frame differently in each batch, several times, and together with the frame of
     another batch.
     """
@@ -88,7 +88,7 @@ def test_a_row_of_another_attempt_fails_in_every_batch(spark: SparkSession) -> N
     assert outputs.fallbacks == 0
 
 
-def test_dead_letters_and_receipts_are_no_rows_of_the_sink(spark: SparkSession) -> None:
+def test_a_sinks_frame_has_no_dead_letters_and_no_receipts(spark: SparkSession) -> None:
     """The sink's frame has neither dead letters nor receipts nor their columns."""
     output = OUTPUT.append(letter_field(OUTPUT))
     outputs = KeptOutputs()
@@ -110,7 +110,7 @@ OTHERS: dict[str, tuple[pa.Schema, Values]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.sample("other types", "other names")
-def test_other_columns_have_a_plan_of_their_own(spark: SparkSession, other: str) -> None:
+def test_each_output_schema_and_each_store_has_its_own_plan(spark: SparkSession, other: str) -> None:
     """An output with other names, types or numbers of columns gets its own plan, and so does each store."""
     output, values = OTHERS[other]
     outputs = KeptOutputs()
@@ -152,7 +152,7 @@ def test_stores_of_one_result_have_their_own_rows(spark: SparkSession) -> None:
 
 
 @pytest.mark.long
-def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_fails_is_tried_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that fails is tried three times. Then Spark analyses each batch, and the batches are counted. Other
     columns are tried again.
     """

@@ -99,7 +99,7 @@ def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
 
 @pytest.mark.parametrize("adaptive", ["false", "true"])
 @pytest.mark.sample("false")
-def test_batches_after_the_first_are_planned_no_more(
+def test_batches_after_the_first_reuse_the_plan(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], adaptive: str
 ) -> None:
     """Batches after the first reuse the plan and get their own rows, function and counts, with and without adaptive
@@ -180,7 +180,7 @@ OTHERS: dict[str, Callable[[DataFrame, int], DataFrame]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.long
-def test_a_plan_is_kept_for_no_other_batch(
+def test_a_transformed_batch_gets_its_own_plan(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], other: str
 ) -> None:
     """A batch that the user has transformed, or that has other columns, gets its own plan."""
@@ -229,7 +229,7 @@ def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
 
 
 @pytest.mark.long
-def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
+def test_another_layout_reuses_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
     """A layout with another number of slots reuses the plan with another exchange, and all rows are counted."""
     rows = Kept()
     job = job_in(tmp_path, rows)
@@ -267,7 +267,7 @@ def test_slots_that_swap_their_key_groups_get_the_rows_of_these(
 
 
 @pytest.mark.long
-def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
+def test_a_plan_for_one_slot_is_reused_for_two_slots(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
     """A plan that was made for one slot also routes rows to two slots."""
@@ -285,7 +285,7 @@ def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
 
 
 @pytest.mark.long
-def test_a_plan_of_rows_by_partition_is_kept_as_long_as_the_partitions(
+def test_a_plan_by_partition_is_reused_until_the_topic_grows(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
     """With dispatch by partition the plan is reused until the topic gets another partition."""
@@ -312,7 +312,7 @@ def nanoseconds(spark: SparkSession) -> DataFrame:
 
 
 @pytest.mark.long
-def test_what_is_cached_is_read_from_there_and_the_plan_waits(
+def test_a_cached_batch_is_read_from_the_cache_with_its_own_plan(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
     """A batch that the user cached is read from the cache with its own plan. The other batches reuse the kept plan."""
@@ -333,7 +333,7 @@ def test_what_is_cached_is_read_from_there_and_the_plan_waits(
 
 
 @pytest.mark.long
-def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
+def test_a_job_in_a_users_thread_reuses_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
     """A job that is called in a user's thread without an active session reuses the plan, and leaves the thread without
     one.
     """
@@ -353,7 +353,7 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
     assert len(reused) == 2
 
 
-def test_the_session_of_a_thread_is_its_session_again(spark: SparkSession) -> None:
+def test_a_users_thread_has_its_active_session_again(spark: SparkSession) -> None:
     """A user's thread has its active session again after the plan was made in another session."""
     assert spark._jvm is not None
     sessions = getattr(spark._jvm, compat.CLASSIC).SparkSession
@@ -393,7 +393,7 @@ def test_results_of_a_query_are_stored_without_a_plan(
     assert len(stored) == 2
 
 
-def test_receipts_that_are_missing_are_read_from_what_is_stored(
+def test_lost_receipts_are_read_from_the_stored_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Receipts that the accumulator lost are read from the stored rows, and no slot runs again."""

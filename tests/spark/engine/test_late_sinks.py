@@ -18,7 +18,7 @@ from tests.kit.streams.streaming import settings_in
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 
-def test_a_driver_that_is_fenced_delivers_no_late_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_fenced_driver_delivers_no_late_rows(spark: SparkSession, tmp_path: Path) -> None:
     """A fenced driver delivers no late rows: their delivery waits for the check of the log (I4)."""
     deliveries: list[tuple[int, Delivery]] = []
     sinks = Sinks({}, late=lambda late_ms, delivery: deliveries.append((late_ms, delivery)))

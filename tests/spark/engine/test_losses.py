@@ -15,7 +15,7 @@ from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _loss
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
-def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
+def test_a_cancellation_belongs_to_the_watch_whose_tag_it_names(spark: SparkSession) -> None:
     """A cancellation belongs to the watch whose tag the error names, also in the error's context."""
     mine, other = _Watch(spark, frozenset()), _Watch(spark, frozenset())
     while_mended = ValueError("mended")
@@ -35,10 +35,10 @@ def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
         (ValueError("MemoryError: is no page"), PythonException),
         (ValueError("what came is\nMemoryError"), PythonException),
     ],
-    ids=["Python's", "Arrow's", "a word", "a line"],
+    ids=["Python's", "Arrow's", "a word of the message", "a line of the message"],
 )
 @pytest.mark.sample(step=2)
-def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
+def test_only_a_traceback_that_ends_with_a_memory_error_counts(
     spark: SparkSession, error: Exception, raised: type[Exception]
 ) -> None:
     """Only a traceback that ends with a memory error means that a task had no memory."""
@@ -63,7 +63,7 @@ def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
         ("Executor killed by driver.", False),
     ],
 )
-def test_an_executor_that_had_no_memory_is_told_from_any_other_that_went(why: str, memory: bool) -> None:
+def test_removal_reasons_identify_an_executor_that_had_no_memory(why: str, memory: bool) -> None:
     """The removal reasons of the cluster managers tell an executor that had no memory from others. SIGKILL alone does
     not.
     """
@@ -88,7 +88,7 @@ SPARKS = RuntimeError("Job aborted: org.apache.spark.shuffle.MetadataFetchFailed
         (Misplaced("2 went while slots ran", where="executors"), [GONE, OOM], None),
     ],
 )
-def test_a_batch_that_spark_gives_up_for_lost_executors_says_so_in_our_words(
+def test_the_error_for_lost_executors_names_the_settings_to_change(
     error: Exception, removals: list[str], told: type[Exception] | None
 ) -> None:
     """If Spark gives up a batch because of lost executors, riffle's error names the settings to change.

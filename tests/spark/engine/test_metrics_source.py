@@ -85,7 +85,7 @@ def test_each_query_has_its_totals_in_the_servlet_until_it_stops(
 
 
 @pytest.mark.long
-def test_a_query_that_starts_again_has_its_source_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_restarted_query_has_a_source_with_totals_from_zero(spark: SparkSession, tmp_path: Path) -> None:
     """A restarted query has a source of the same name, even if the old source still exists, and its totals start at
     zero.
     """
@@ -104,7 +104,7 @@ def test_a_query_that_starts_again_has_its_source_again(spark: SparkSession, tmp
     wait_for(lambda: not served(spark), "the end of the source")
 
 
-def test_a_name_is_no_beginning_of_another() -> None:
+def test_no_source_name_is_a_prefix_of_another() -> None:
     """No source name is a prefix of another, because Spark removes metrics by the prefix of their source."""
     names = [source_name("0a1b2c3d-4e5f", name) for name in ("", "a", "a-b", "a.b", "query", "é")]
     assert names[0] == "riffle-query-0a1b2c3d"

@@ -29,7 +29,7 @@ def without_offsets(kind: pa.DataType) -> pa.Array:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_what_has_no_element_gets_offsets(kind: pa.DataType) -> None:
+def test_columns_without_elements_get_offsets(kind: pa.DataType) -> None:
     """An empty column and a column of empty lists get offsets. Without them pyarrow's ``nbytes`` crashes the
     process.
     """
@@ -43,7 +43,7 @@ def test_what_has_no_element_gets_offsets(kind: pa.DataType) -> None:
     assert mended.nbytes == 8, "the size of two offsets"
 
 
-def test_rows_stay_what_they_are() -> None:
+def test_other_rows_stay_equal() -> None:
     """Other rows stay equal, with NULL and empty values, in slices and in concatenated tables."""
     kind = pa.struct([("a", MAP), ("b", KINDS["list of lists"])])
     some: list[object] = [

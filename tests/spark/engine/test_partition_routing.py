@@ -61,7 +61,7 @@ def test_every_row_gets_the_shard_of_its_partition_and_its_slot(spark: SparkSess
     assert [row[SLOT] for row in routed] == [10 + (n % len(REGISTERED)) % 3 for n in range(20)]
 
 
-def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
+def test_unused_topic_and_partition_are_not_shuffled(spark: SparkSession) -> None:
     """Topic and partition are not shuffled unless the operator needs them."""
     batch = rows_of(spark, [("k", "a", 0)])
     order = order_of(routing.arrow_schema(batch))
@@ -82,7 +82,7 @@ def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
 )
 @pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.long)])
 @pytest.mark.sample(step=4)
-def test_a_row_of_no_known_partition_fails_with_its_name(
+def test_a_row_of_an_unknown_partition_fails_the_batch(
     spark: SparkSession, row: tuple[str, str | None, int | None], named: str, ansi: str
 ) -> None:
     """A row of an unknown partition fails the batch, and the error names its topic and partition."""
@@ -99,7 +99,7 @@ def test_a_row_of_no_known_partition_fails_with_its_name(
         spark.conf.unset("spark.sql.ansi.enabled")
 
 
-def test_without_any_shard_an_empty_batch_can_be_routed(spark: SparkSession) -> None:
+def test_an_empty_batch_is_routed_before_any_shard_exists(spark: SparkSession) -> None:
     """An empty batch can be routed before any shard exists."""
     batch = rows_of(spark, [])
     order = order_of(routing.arrow_schema(batch))
@@ -126,7 +126,7 @@ def test_topic_and_partition_are_found_in_any_case_unless_case_counts(spark: Spa
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-def test_two_operators_cannot_go_by_fields_of_one_name(spark: SparkSession) -> None:
+def test_two_keys_that_are_struct_fields_of_one_name_are_refused(spark: SparkSession) -> None:
     """Two operators whose keys are struct fields of the same name are refused, because their columns would collide."""
     frame = spark.range(1).selectExpr("struct(id as x) as s", "struct(id as x) as t")
     rows = routing.arrow_schema(frame)
@@ -146,7 +146,7 @@ def test_a_row_without_topic_or_partition_is_refused(
 
 
 @pytest.mark.parametrize("schema", ["k string, topic string", "k string, topic binary, partition int"])
-def test_a_batch_without_the_columns_is_refused(spark: SparkSession, schema: str) -> None:
+def test_a_batch_without_the_topic_or_partition_column_is_refused(spark: SparkSession, schema: str) -> None:
     """A batch that lacks topic or partition, or has them with other types, is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0284"):
         routing.partition_columns(spark.createDataFrame([], schema))

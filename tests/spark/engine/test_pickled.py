@@ -41,7 +41,7 @@ def named_in(sent: object) -> set[str]:
     return names.named
 
 
-def test_a_slots_order_is_pickled_as_text(tmp_path: Path) -> None:
+def test_a_pickled_slot_names_no_class_of_riffle(tmp_path: Path) -> None:
     """Apart from the user's computation, the pickle of a slot names one function and no class of riffle."""
     member = Member(tmp_path, aggregate(n=count()))
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0)))
@@ -59,6 +59,6 @@ def test_a_slots_order_is_pickled_as_text(tmp_path: Path) -> None:
         (read_function(HOME, "totals", pa.schema([])), "spark_batch._read"),
     ],
 )
-def test_other_orders_are_pickled_as_text(sent: object, name: str) -> None:
+def test_other_pickled_jobs_name_no_class_of_riffle(sent: object, name: str) -> None:
     """The pickles of other jobs on executors name one function each and no class of riffle."""
     assert named_in(sent) - {"riffle_spark.spark.engine.task._answers"} == {f"riffle_spark.spark.engine.{name}"}

@@ -96,7 +96,7 @@ def ran_elsewhere(layout: SlotLayout, receipts: list[Receipt]) -> list[Receipt]:
 @pytest.mark.promise("slots run where they are placed")
 @pytest.mark.parametrize("batches", [3, 20])
 @pytest.mark.sample("3")
-def test_every_slot_of_random_assignments_runs_where_wanted(
+def test_every_slot_runs_on_the_executor_of_its_owner(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, batches: int
 ) -> None:
     """With a new random owner for every key-group in each batch, all slots run on their owners' executors."""
@@ -114,7 +114,9 @@ def test_every_slot_of_random_assignments_runs_where_wanted(
     assert seen == batches * len(executors)
 
 
-def test_spark_agrees_who_ran_which_slot(spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path) -> None:
+def test_sparks_status_store_has_the_executor_of_each_receipt(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
+) -> None:
     """For each slot, Spark's status store lists a task on the same executor as the receipt."""
     slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(3), executors)
     with job_group(spark, "who-ran-what") as tasks:
@@ -151,9 +153,7 @@ def test_rows_of_another_attempt_are_never_delivered(
     assert len(slots.kept.deliveries["d"]) == ROWS
 
 
-def test_a_driver_that_is_fenced_calls_no_sink(
-    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
-) -> None:
+def test_a_fenced_driver_calls_no_sink(spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path) -> None:
     """A fenced driver calls no sink: the sink waits for the check of the log, which runs while its frame is built."""
     slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(6), executors)
     work = slots.work(rows(spark))

@@ -61,7 +61,7 @@ def cases() -> list[object]:
 
 @pytest.mark.parametrize("name", cases())
 @pytest.mark.sample(step=3)
-def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, name: str) -> None:
+def test_rows_that_differ_in_any_detail_have_different_digests(spark: SparkSession, name: str) -> None:
     """Rows that differ in any detail have different digests. Equal rows have equal digests in any order and
     time zone.
     """
@@ -79,7 +79,7 @@ def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, n
 
 
 @pytest.mark.long
-def test_fields_without_a_value_are_told(spark: SparkSession) -> None:
+def test_the_digest_depends_on_null_columns_and_repeated_rows(spark: SparkSession) -> None:
     """The digest depends on which column is NULL and on how often a row occurs."""
     left, right = (spark.createDataFrame([row], "a int, b int") for row in ((1, None), (None, 1)))
     assert len({digest(left), digest(right), digest(left.union(left)), digest(left.where("false"))}) == 4

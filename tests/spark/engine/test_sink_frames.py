@@ -78,7 +78,7 @@ WAYS = ["processor, adaptive", "aggregate, not adaptive", "sealed, not adaptive"
     ("way", "idioms"),
     [(WAYS[0], OFTEN), *[pytest.param(way, list(IDIOMS), marks=pytest.mark.long) for way in WAYS]],
 )
-def test_what_is_done_with_the_frame_finds_what_it_would_in_a_plain_one(
+def test_operations_on_a_sinks_frame_work_as_on_an_ordinary_frame(
     spark: SparkSession, tmp_path: Path, way: str, idioms: list[str]
 ) -> None:
     """Unions, joins, views, writes and cleared caches return the rows of an ordinary frame, and the slots run once."""
@@ -99,7 +99,7 @@ def drop_all_rdds(spark: SparkSession) -> None:
         rdd.unpersist(True)
 
 
-def test_rows_that_are_lost_are_found_out_however_the_error_is_wrapped(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_with_lost_rows_reruns_even_if_the_sink_wraps_the_error(spark: SparkSession, tmp_path: Path) -> None:
     """If stored rows are lost, the batch runs again until the sink succeeds, even if the sink wraps Spark's error in
     its own.
     """
@@ -124,7 +124,7 @@ def test_rows_that_are_lost_are_found_out_however_the_error_is_wrapped(spark: Sp
 
 
 @pytest.mark.long
-def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_sink_that_releases_all_cached_rdds_fails_with_this_cause(spark: SparkSession, tmp_path: Path) -> None:
     """A sink that releases all cached RDDs fails with an error that names this cause and not lost executors."""
     kept = Kept()
 
@@ -141,7 +141,7 @@ def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark
 
 
 @pytest.mark.long
-def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_sinks_frame_is_released_when_the_sink_returns(spark: SparkSession, tmp_path: Path) -> None:
     """Stored results are released when the sink returns. A frame that the sink kept fails later, and computes nothing
     again.
     """
@@ -161,9 +161,11 @@ def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: P
     assert sorted(path for path in sealed.rglob("*") if path.is_file()) == objects
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "in words of its own"])
-@pytest.mark.sample("in words of its own")
-def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_path: Path, *, wrapped: bool) -> None:
+@pytest.mark.parametrize("wrapped", [False, True], ids=["raised by Spark", "wrapped by the sink"])
+@pytest.mark.sample("wrapped by the sink")
+def test_an_analysis_error_in_a_sink_fails_with_sparks_message(
+    spark: SparkSession, tmp_path: Path, *, wrapped: bool
+) -> None:
     """An analysis error in a sink, such as an unknown column, fails the batch at once with Spark's message."""
     calls: list[int] = []
 
@@ -181,7 +183,7 @@ def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_
     assert calls == [0]
 
 
-def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
+def test_a_row_of_an_attempt_without_a_receipt_fails_its_reader(spark: SparkSession) -> None:
     """A row of an attempt without a receipt fails its reader with StaleRows."""
     frame = spark.createDataFrame(
         [(attempt_number("theirs"), None, [("ann",)])],
@@ -192,7 +194,7 @@ def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spa
         rows.collect()
 
 
-def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
+def test_sealed_dead_letters_are_never_dropped_silently() -> None:
     """Sealed rows are read whether the query has dead letters now or had them then. Sealed dead letters are never
     dropped silently.
     """
@@ -209,7 +211,7 @@ def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
 
 
 @pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK, StorageLevel.MEMORY_AND_DISK_2])
-def test_rows_are_stored_at_once_and_on_as_many_executors_as_asked(spark: SparkSession, level: StorageLevel) -> None:
+def test_a_result_is_stored_at_once_with_the_copies_of_its_level(spark: SparkSession, level: StorageLevel) -> None:
     """The RDD of a result is stored at once and without lineage, with the copies of its storage level."""
     rdd = batch(spark)._jdf.queryExecution().toRdd()
     jvm.store_rdd(spark, rdd, level)
@@ -229,7 +231,7 @@ def test_a_result_that_cannot_be_stored_leaves_nothing_behind(spark: SparkSessio
     assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= before
 
 
-def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(
+def test_a_query_stopped_while_its_result_is_released_logs_no_warning(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A query that is stopped while its result is released logs no warning."""

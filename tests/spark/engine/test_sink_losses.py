@@ -125,7 +125,7 @@ def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: st
         pytest.param("visits", ["self-join", "merge", "apply in pandas", "part persisted"], marks=pytest.mark.long),
     ],
 )
-def test_a_batch_whose_rows_are_lost_in_the_sink_comes_again(
+def test_a_batch_whose_rows_are_lost_in_the_sink_is_repeated(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killing: str, idioms: list[str]
 ) -> None:
     """Every read of lost rows fails. The sinks get the same delivery again, and its rows are exact."""

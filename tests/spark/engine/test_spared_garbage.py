@@ -19,7 +19,7 @@ print(gc.get_freeze_count() > 10_000, frozen() <= first)
 """
 
 
-def test_what_lives_after_a_process_first_task_is_out_of_the_collectors_way() -> None:
+def test_objects_that_exist_after_the_first_task_are_frozen_once() -> None:
     """Objects that exist after a worker's first task are frozen once. Later objects are collected as usual."""
     done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["True", "True"]

@@ -125,7 +125,7 @@ def test_a_listener_gets_the_state_operators_of_a_job(
 
 @pytest.mark.parametrize("threads_from", [0, 1])
 @pytest.mark.sample("1")
-def test_a_job_in_a_thread_of_the_user_s_has_its_state_operator(
+def test_a_job_in_a_users_thread_has_its_state_operator(
     spark: SparkSession, feed: Feed, tmp_path: Path, threads_from: int
 ) -> None:
     """A job in a user's thread, which has no active session, has its state operator."""
@@ -149,7 +149,7 @@ def test_a_job_in_a_thread_of_the_user_s_has_its_state_operator(
 
 
 @pytest.mark.long
-def test_a_query_over_spark_s_rate_source_runs(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_over_the_rate_source_runs(spark: SparkSession, tmp_path: Path) -> None:
     """A query over the rate source, whose newest offsets Spark does not know, commits batches without a source lag."""
     rows = riffle_spark.on(spark.readStream.format("rate").load(), settings=settings_in(tmp_path))
     counts = rows.groupBy(F.expr("value % 3").alias("page")).count()
@@ -172,7 +172,7 @@ def test_ui_and_history_show_the_state_operators_of_each_batch_once(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_spark_without_these_nodes_costs_one_warning(
+def test_a_spark_with_moved_classes_causes_one_warning(
     spark: SparkSession,
     feed: Feed,
     listener: EventList,

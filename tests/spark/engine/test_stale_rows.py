@@ -91,7 +91,7 @@ def a_part_lost(spark: SparkSession, folder: Path) -> Iterator[None]:
 
 
 COMPILED, COMPILES = "spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"
-ASKED: dict[str, Callable[[DataFrame], DataFrame]] = {
+ACTIONS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "all": lambda rows: rows,
     "more than none": lambda rows: rows.where("rows > 0"),
     "some keys": lambda rows: rows.join(F.broadcast(rows.sparkSession.range(KEYS)), F.col("k") == F.col("id")),
@@ -100,7 +100,7 @@ ASKED: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 @pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_path: Path, compiled: bool) -> None:
+def test_a_sink_gets_no_rows_that_were_computed_again(spark: SparkSession, tmp_path: Path, compiled: bool) -> None:
     """Whatever a sink does with its frame, it gets no rows of a part that was computed again. The batch runs again."""
     found: list[dict[str, int]] = []
     unguarded: dict[str, object] = {}
@@ -109,11 +109,11 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
         if not found:
             (tmp_path / "told").touch()
         found.append({})
-        for name, ask in ASKED.items():
+        for name, run_action in ACTIONS.items():
             try:
-                found[-1][name] = len(ask(rows).collect())
+                found[-1][name] = len(run_action(rows).collect())
             except Exception:
-                if name == list(ASKED)[-1]:
+                if name == list(ACTIONS)[-1]:
                     raise
             else:
                 if len(found) == 1:
@@ -132,11 +132,11 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.newer_spark
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.sample("no rows-some keys", "rows-some keys")
 @pytest.mark.parametrize("lost", [None, [], [(7, 7)]], ids=["no rows", "an empty chunk", "rows"])
-def test_a_receipt_of_another_attempt_is_never_filtered_away(
-    spark: SparkSession, asked: str, lost: list[tuple[int, int]] | None
+def test_a_receipt_of_another_attempt_fails_every_query(
+    spark: SparkSession, action: str, lost: list[tuple[int, int]] | None
 ) -> None:
     """A part that has only the receipt of another attempt fails every query of the frame."""
     ours, given_up = attempt_number("ours"), attempt_number("given up")
@@ -145,6 +145,6 @@ def test_a_receipt_of_another_attempt_is_never_filtered_away(
         rows, f"{ATTEMPT} long, {RECEIPT} string, {rows_column(0)} array<struct<k long, rows long>>"
     )
     spark.conf.set(COMPILED, "false")
-    assert len(ASKED[asked](rows_of(result.where(f"{ATTEMPT} = {ours}"), rows_column(0), ["ours"])).collect()) == 1
+    assert len(ACTIONS[action](rows_of(result.where(f"{ATTEMPT} = {ours}"), rows_column(0), ["ours"])).collect()) == 1
     with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
-        ASKED[asked](rows_of(result, rows_column(0), ["ours"])).collect()
+        ACTIONS[action](rows_of(result, rows_column(0), ["ours"])).collect()

@@ -23,7 +23,7 @@ TIMED_OUT = CALL + "java.io.InterruptedIOException: java.net.SocketTimeoutExcept
         "java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio.channels",
     ],
 )
-def test_an_interrupted_thread_is_a_stop(told: str) -> None:
+def test_javas_interruption_exceptions_count_as_a_stop(told: str) -> None:
     """Java's interruption exceptions count as a stop, also as the cause of another error."""
     assert is_interruption(RuntimeError(CALL + told))
     outer = ValueError("the sink failed")
@@ -31,12 +31,12 @@ def test_an_interrupted_thread_is_a_stop(told: str) -> None:
     assert is_interruption(outer)
 
 
-def test_a_time_out_of_the_sinks_is_no_stop() -> None:
+def test_a_timeout_in_a_sink_does_not_count_as_a_stop() -> None:
     """Hadoop's InterruptedIOException for a timeout is not a stop, so the user sees the error."""
     assert not is_interruption(RuntimeError(TIMED_OUT))
 
 
-def test_a_stop_while_a_kept_plan_is_used_is_no_reason_for_another_plan() -> None:
+def test_a_stop_while_a_kept_plan_is_used_raises_the_interruption() -> None:
     """A stop while a kept plan is used raises the interruption. Any other error falls back to another plan."""
 
     def failing(told: str) -> None:
@@ -49,7 +49,7 @@ def test_a_stop_while_a_kept_plan_is_used_is_no_reason_for_another_plan() -> Non
     assert result_or_none("totals", lambda: failing("java.lang.NoSuchMethodError")) is None
 
 
-def test_the_short_error_reads_as_the_stop_that_it_is() -> None:
+def test_the_shortened_error_is_recognised_as_a_stop() -> None:
     """The short error that replaces Py4J's long one is still recognised as a stop."""
     assert is_interruption(Py4JJavaError())
     assert len(str(Py4JJavaError())) < 200

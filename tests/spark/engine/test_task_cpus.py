@@ -17,7 +17,7 @@ MASTER = "local-cluster[1,4,600]"
 CONF = {"spark.task.cpus": "2"}
 
 
-def test_slots_are_the_tasks_that_run_at_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_task_cpus_limit_the_number_of_slots(spark: SparkSession, tmp_path: Path) -> None:
     """Four cores and ``spark.task.cpus=2`` make two slots; each of them gets a task."""
     settings = settings_in(tmp_path)
     (executor,) = inventory.await_executors(spark, settings, expected=1)

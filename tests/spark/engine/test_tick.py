@@ -138,7 +138,7 @@ def ended(query: StreamingQuery) -> None:
     ("committed_batch", "watermark_ms", "by_clock", "is_due"),
     [(3, 1000, False, False), (3, 2000, False, True), (3, 1000, True, True), (2, 2000, True, False)],
 )
-def test_a_restart_is_due_where_the_last_batch_moved_the_watermark(
+def test_a_restart_starts_a_batch_if_the_last_one_moved_the_watermark(
     spark: SparkSession, tmp_path: Path, *, committed_batch: int, watermark_ms: int, by_clock: bool, is_due: bool
 ) -> None:
     """A restart starts a batch if the last committed batch moved the watermark, or if the query uses the clock.
@@ -155,7 +155,7 @@ def test_a_restart_is_due_where_the_last_batch_moved_the_watermark(
 
 
 @pytest.mark.long
-def test_all_that_is_due_is_told_in_a_run_that_ends(query: Query) -> None:
+def test_available_now_runs_the_ticks_batch_in_the_same_run(query: Query) -> None:
     """With availableNow the tick's batch is in the same run. Batch ids and closed windows are those of Spark's own
     aggregate.
     """
@@ -176,7 +176,7 @@ def test_all_that_is_due_is_told_in_a_run_that_ends(query: Query) -> None:
     ]  # fmt: skip
 
 
-def test_there_is_a_batch_where_the_watermark_moved_and_nowhere_else(query: Query) -> None:
+def test_only_a_moved_watermark_causes_a_batch_without_rows(query: Query) -> None:
     """There is a batch without rows after each batch that moved the watermark, even if no window closes, as
     in Spark.
     """
@@ -190,7 +190,7 @@ def test_there_is_a_batch_where_the_watermark_moved_and_nowhere_else(query: Quer
     ]  # fmt: skip
 
 
-def test_a_tick_that_failed_comes_again_and_nothing_beside_it(query: Query) -> None:
+def test_a_failed_batch_of_a_tick_is_repeated_after_a_restart(query: Query) -> None:
     """If a tick's batch fails, Spark repeats it from its offset log after a restart, and then runs only new batches."""
     query.add(0, 40)
     query.fails_at = (1, "after seal")
@@ -204,7 +204,7 @@ def test_a_tick_that_failed_comes_again_and_nothing_beside_it(query: Query) -> N
 
 
 @pytest.mark.long
-def test_a_tick_that_was_never_planned_is_made_up_for(query: Query) -> None:
+def test_a_restart_runs_the_missed_batch_of_a_tick(query: Query) -> None:
     """If a query ended before the batch that its watermark requires, the restart runs it, but not with the trigger
     ``once``.
 
@@ -240,7 +240,7 @@ def kept_briefly(rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa
 
 
 @pytest.mark.long
-def test_processing_time_passes_without_rows(query: Query) -> None:
+def test_a_key_that_expires_by_the_clock_causes_one_batch(query: Query) -> None:
     """A key that expires by the clock causes one batch once its time has come. So does a start, because its due times
     are unknown.
     """
@@ -268,7 +268,7 @@ def test_processing_time_passes_without_rows(query: Query) -> None:
     assert sum(report.rows for report in ran[3:]) == 0
 
 
-def test_what_was_due_before_its_batch_is_not_forgotten(query: Query) -> None:
+def test_a_timer_that_is_set_to_a_past_time_causes_a_batch(query: Query) -> None:
     """A timer that is set to a past time causes a batch."""
     tick, now_ms = Tick(query.spark, str(query.folder / "checkpoint")), SECOND * 1_000
     tick.unite_with(query.feed.stream(query.spark))
@@ -278,7 +278,7 @@ def test_what_was_due_before_its_batch_is_not_forgotten(query: Query) -> None:
     wait_for(lambda: tick._stream.currentOffset().offset() == 0, "a batch is asked for")
 
 
-def test_a_union_has_the_schema_of_the_input(query: Query) -> None:
+def test_the_union_with_a_tick_has_the_schema_of_the_input(query: Query) -> None:
     """The union of the input and the tick has the input's names, types, nullability and column metadata."""
     rows = query.feed.stream(query.spark).withWatermark("ts", "1 minute")
     rich = rows.select(
@@ -303,9 +303,9 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
 @pytest.mark.parametrize(
     ("offsets", "streams", "has_tick"),
     [(['{"logOffset":0}'], 1, False), (['{"logOffset":0}', "-"], 1, True), (['{"logOffset":0}', "3"], 2, True)],
-    ids=["a job's own", "a query's own", "a query's own, which reads one stream more now"],
+    ids=["a job", "a wrapped query", "a wrapped query with an added stream"],
 )
-def test_a_checkpoint_that_began_without_a_tick_goes_on_without(
+def test_a_checkpoint_without_a_tick_continues_without_one(
     query: Query, offsets: list[str], streams: int, has_tick: bool
 ) -> None:
     """A checkpoint that was started without a tick continues without one, because Spark counts a query's sources."""
@@ -318,7 +318,7 @@ def test_a_checkpoint_that_began_without_a_tick_goes_on_without(
     assert (united is not rows) == has_tick
 
 
-def test_a_source_that_counts_as_a_tick_does_is_none(query: Query, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_with_plain_numbers_as_offsets_is_not_a_tick(query: Query, caplog: pytest.LogCaptureFixture) -> None:
     """A checkpoint without a tick continues without one, even if its source has plain numbers as offsets,
     like a tick.
     """

@@ -34,7 +34,7 @@ def test_another_version_on_executors_is_named(last_line: str) -> None:
         OSError('Cannot run program "chmod": error=2, No such file or directory'),
         RuntimeError(f"{TRACEBACK}ValueError: the text says ModuleNotFoundError: No module named 'x'"),
     ],
-    ids=["a sink's import on the driver", "a function's import", "another program", "a quotation"],
+    ids=["a sink's import on the driver", "a function's import", "a missing program", "a quoted message"],
 )
 def test_other_errors_stay_as_they_are(error: Exception) -> None:
     """Errors of the driver, of riffle itself or with another cause are not explained as a missing module."""
@@ -50,7 +50,7 @@ def test_other_errors_stay_as_they_are(error: Exception) -> None:
         ("riffle_spark", "riffle_spark.zip"),
     ],
 )
-def test_a_missing_module_is_named_with_what_brings_it(module: str, advice: str) -> None:
+def test_a_missing_module_is_named_with_its_package(module: str, advice: str) -> None:
     """The error names the missing module and how to provide its package."""
     explained = worker_python_error(RuntimeError(f"{TRACEBACK}ModuleNotFoundError: No module named '{module}'\n"))
     assert explained is not None

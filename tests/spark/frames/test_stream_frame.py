@@ -94,14 +94,14 @@ def test_each_method_returns_a_wrapped_frame(name: str, plain: DataFrame, events
         for name in GROUPS
     ],
 )
-def test_each_way_to_groups_returns_wrapped_groups(name: str, events: DataFrame) -> None:
+def test_each_grouping_method_returns_wrapped_groups(name: str, events: DataFrame) -> None:
     """Each method that returns groups returns wrapped groups."""
     groups = GROUPS[name](events)
     assert isinstance(groups, StreamGroups)
     assert isinstance(groups._df, StreamFrame)
 
 
-def test_no_method_of_sparks_is_left_out() -> None:
+def test_every_public_method_of_spark_is_overridden() -> None:
     """Every public method of Spark's two classes is overridden."""
     for ours, base in ((StreamFrame, ClassicFrame), (StreamGroups, GroupedData)):
         methods = {name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))}
@@ -109,7 +109,7 @@ def test_no_method_of_sparks_is_left_out() -> None:
         assert all(inspect.signature(getattr(ours, name)) for name in methods)
 
 
-def test_a_mistake_is_told_where_it_is_written_in_sparks_words(events: DataFrame) -> None:
+def test_an_unknown_column_raises_sparks_error_in_its_line(events: DataFrame) -> None:
     """An unknown column raises Spark's error in the line that uses it."""
     with pytest.raises(AnalysisException, match=r"UNRESOLVED_COLUMN.*pagge"):
         events.groupBy("page").count().where("pagge = 'a'")
@@ -130,7 +130,7 @@ STARTED: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
 
 
 @pytest.mark.parametrize("name", STARTED)
-def test_a_frame_of_ours_that_spark_runs_alone_fails_with_our_sentence(
+def test_a_wrapped_frame_in_a_plain_query_fails_with_a_remedy(
     name: str, plain: DataFrame, events: DataFrame, tmp_path: Path
 ) -> None:
     """If Spark runs a frame that contains a wrapped one, the query fails. The error says to wrap the frame, and that
@@ -172,7 +172,7 @@ def check_kept(frame: DataFrame, method: str, function: object) -> None:
     assert (call.method, call.positional[0]) == (method, function)
 
 
-def test_a_function_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
+def test_a_function_of_groups_is_found_in_the_plan(events: DataFrame) -> None:
     """A function of ``applyInPandasWithState`` is found from the plan."""
     counted = events.groupBy("page").applyInPandasWithState(visits, "page string", "n long", "append", "NoTimeout")
     check_kept(counted, "applyInPandasWithState", visits)
@@ -180,7 +180,7 @@ def test_a_function_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
 
 
 @pytest.mark.needs_spark4("transformWithState")
-def test_a_processor_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
+def test_a_processor_of_groups_is_found_in_the_plan(events: DataFrame) -> None:
     """A processor of ``transformWithStateInPandas`` is found from the plan."""
     groups = events.groupBy("page")
     processed = groups.transformWithStateInPandas(processor := Visits(), "page string", "Append", timeMode="None")
@@ -199,7 +199,7 @@ def test_a_method_that_this_spark_lacks_is_refused_by_name(events: DataFrame, me
     assert refused.value.where == method
 
 
-def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: DataFrame) -> None:
+def test_root_and_settings_are_found_through_views_and_unions(events: DataFrame, plain: DataFrame) -> None:
     """The root and settings of a wrapped frame are found through views and unions with plain frames."""
     settings = Settings(root="file:///by/settings")
     frame = riffle_spark.on(plain, settings=settings)
@@ -218,7 +218,7 @@ def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: Dat
         (lambda plain: riffle_spark.on(plain, settings=ROOT), "RIFFLE-0381"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_wrapped_is_refused(made: Made, told: str, plain: DataFrame) -> None:
+def test_on_refuses_frames_that_cannot_be_wrapped(made: Made, told: str, plain: DataFrame) -> None:
     """``on`` refuses groups, static frames, a frame that is already wrapped with another root, and wrong settings."""
     with pytest.raises(ConfigError, match=told) as refused:
         riffle_spark.on(made(plain), root=ROOT)  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def _cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("shape", list(_cases()))
-def test_exported_stores_continue_in_a_root_of_another_store(
+def test_exported_stores_continue_in_another_object_store(
     spark: SparkSession, s3_server: S3Server, shape: Shape, tmp_path: Path
 ) -> None:
     """Stores exported from files to S3, with another number of key-groups, continue in the new root.
@@ -144,7 +144,7 @@ def test_an_export_is_a_frame_from_which_a_query_starts(spark: SparkSession, nam
 
 
 @pytest.mark.needs_spark4("transformWithState")
-def test_a_variable_is_a_frame_for_sparks_initial_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_sparks_query_starts_with_the_variables_of_a_wrapped_query(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's own query starts with the counts that a wrapped query left, by ``state_frame``."""
     shape = SHAPES["processor_count"]
     old = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)

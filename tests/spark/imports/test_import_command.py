@@ -142,7 +142,7 @@ def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: Moved) -> No
         (by_page, lambda e: e.where("n > 0"), "RIFFLE-1617", "stateful"),
     ],
 )
-def test_what_cannot_be_moved_is_refused_before_anything_is_written(
+def test_state_that_cannot_be_moved_is_refused_before_any_write(
     moved: Moved, build: Build, wrapped: Build | None, error: str, words: str
 ) -> None:
     """The command refuses state in Spark's binary form, results that Spark dropped, and another query than the
@@ -160,7 +160,7 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(
 
 
 @pytest.mark.long
-def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) -> None:
+def test_unsuitable_frames_and_checkpoints_are_refused(moved: Moved) -> None:
     """The command refuses a frame that is not wrapped, dispatch by partition, a missing checkpoint, and one without a
     batch.
     """
@@ -175,7 +175,7 @@ def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) ->
 
 
 @pytest.mark.long
-def test_a_batch_that_was_planned_and_not_committed_runs_in_the_wrapped_query(moved: Moved) -> None:
+def test_an_uncommitted_batch_of_spark_runs_in_the_wrapped_query(moved: Moved) -> None:
     """A planned batch that Spark's own query did not commit runs in the wrapped query, and its rows count once."""
     moved.native()
     moved.feed.add([{"page": "a", "n": 1}, {"page": "c", "n": 1}])

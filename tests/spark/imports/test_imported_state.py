@@ -76,7 +76,7 @@ def test_a_group_keeps_its_state_and_its_timeout(spark: SparkSession, tmp_path: 
     assert (tail.time_ms, tail.watermark_ms, tail.late_watermark_ms) == (time_ms, watermark_ms, watermark_ms)
 
 
-def test_rows_of_a_join_keep_their_partners_and_ends(spark: SparkSession, tmp_path: Path) -> None:
+def test_buffered_join_rows_keep_their_matches_and_due_times(spark: SparkSession, tmp_path: Path) -> None:
     """Buffered rows of a join keep whether they had a partner. Left rows are due 10 s after their time and right rows 5
     s after.
     """
@@ -93,7 +93,7 @@ def test_rows_of_a_join_keep_their_partners_and_ends(spark: SparkSession, tmp_pa
     ]
 
 
-def test_a_group_without_a_timeout_has_no_end(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_group_without_a_timeout_has_no_due_time(spark: SparkSession, tmp_path: Path) -> None:
     """A group for which the function has set no timeout has no due time, although the function declares timeouts."""
 
     def some_end(key: tuple[Any, ...], _: Iterable[Any], state: Any) -> Iterator[Any]:
@@ -114,7 +114,7 @@ def test_a_group_without_a_timeout_has_no_end(spark: SparkSession, tmp_path: Pat
     assert ends == [("a", None), ("b", None), ("c", 10**15 + 1)]
 
 
-def test_a_joined_row_with_a_fraction_of_a_millisecond_ends_after_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_due_time_of_a_buffered_row_is_rounded_up(spark: SparkSession, tmp_path: Path) -> None:
     """The due time of a buffered row is rounded up to milliseconds, so that a row of the other side at the same
     microsecond still matches.
     """
@@ -126,7 +126,7 @@ def test_a_joined_row_with_a_fraction_of_a_millisecond_ends_after_it(spark: Spar
     assert rows_of(only_root(root), "k", "due_ms", variable="right") == [("b", first_ms_after(15) + 1)]
 
 
-def test_a_query_that_commits_a_batch_meanwhile_is_not_moved(
+def test_an_import_fails_if_the_query_commits_a_batch_meanwhile(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The import fails if Spark commits a batch meanwhile, because the state would lack its rows. No record

@@ -54,7 +54,7 @@ def retried(spark: SparkSession, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_import_that_was_killed_leaves_no_state_and_runs_again(
+def test_a_killed_import_can_be_repeated_once_its_files_are_deleted(
     spark: SparkSession, step: str, tmp_path: Path
 ) -> None:
     """After a killed import no query runs and no import writes in the root. Once its files are deleted, the import

@@ -58,7 +58,7 @@ def _entries(root: str, variable: str) -> Iterator[list[Any]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("case", "form"), _cases())
-def test_a_moved_processor_continues_with_its_variables_timers_and_times_to_live(
+def test_a_moved_processor_keeps_its_variables_timers_and_ttls(
     spark: SparkSession, case: Case, form: str, tmp_path: Path
 ) -> None:
     """Each batch has the recorded output, also at the last millisecond of a time to live and the next one. So has the

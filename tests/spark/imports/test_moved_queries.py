@@ -116,7 +116,7 @@ def test_a_moved_query_continues_as_if_it_had_not_moved(
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [SHAPES[name] for name in LATER], ids=lambda shape: shape.name)
-def test_a_moved_query_of_several_streams_continues_as_sparks_own_after_a_restart(
+def test_a_moved_query_of_several_streams_continues_as_after_a_restart(
     spark: SparkSession, shape: Shape, tmp_path: Path
 ) -> None:
     """A moved query of several streams returns the rows of Spark's own query after a restart.
@@ -147,7 +147,7 @@ def test_state_of_several_partitions_in_other_formats_moves(
 
 
 @pytest.mark.long
-def test_sparks_second_format_of_checkpoints_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_sparks_second_state_format_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A checkpoint in Spark's second state format is refused, because Spark cannot read it as a table."""
     shape = SHAPES["tumbling_append"]
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
@@ -160,7 +160,9 @@ def test_sparks_second_format_of_checkpoints_is_refused(spark: SparkSession, tmp
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [SHAPES[name] for name in MOVED if name != "sums"], ids=lambda shape: shape.name)
-def test_the_state_at_the_end_is_sparks(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
+def test_the_final_state_does_not_depend_on_when_the_query_moved(
+    spark: SparkSession, shape: Shape, tmp_path: Path
+) -> None:
     """A query that moved after half of its batches has the same final state as a query that moved at the end.
 
     Sums of floating-point numbers may differ in the last bit, because they are added in another order.

@@ -53,8 +53,8 @@ def events(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFra
 
 def in_windows(frame: DataFrame) -> DataFrame:
     """An aggregate by window and key, with a condition on the result and a projection."""
-    found = frame.withWatermark("at", "10 seconds").groupBy(F.window("at", "20 seconds"), "page")
-    counted = found.agg(F.count("*").alias("c"), F.sum("n").alias("t"), F.count("n"))
+    windows = frame.withWatermark("at", "10 seconds").groupBy(F.window("at", "20 seconds"), "page")
+    counted = windows.agg(F.count("*").alias("c"), F.sum("n").alias("t"), F.count("n"))
     return counted.where("c > 6 and t > 0").select("window.start", "window", "page", (F.col("t") * 2).alias("tt"))
 
 
@@ -100,25 +100,25 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.sample(step=4)
-def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
+def test_an_aggregate_of_one_batch_returns_sparks_rows(name: str, rows: DataFrame, events: DataFrame) -> None:
     """An aggregate of one batch returns Spark's rows and column order. Stores are named after their keys."""
     query, stores = SHAPES[name]
-    found, specs = answer(query(events), rows)
+    results, specs = answer(query(events), rows)
     expected = query(rows)
     assert [spec.store for spec in specs] == stores
-    assert not found or list(found[0].asDict()) == expected.columns
-    assert _in_order(found) == _in_order(expected.collect())
+    assert not results or list(results[0].asDict()) == expected.columns
+    assert _in_order(results) == _in_order(expected.collect())
 
 
-def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFrame, tmp_path: Path) -> None:
+def test_the_feeding_query_reads_only_needed_columns(rows: DataFrame, tmp_path: Path) -> None:
     """The query that feeds ``foreachBatch`` reads only the needed columns, and Spark moves its watermark."""
     rows.write.parquet(str(tmp_path / "in"))
     spark, cut = Catalyst(rows.sparkSession), cut_of(in_windows(stream_of(rows, str(tmp_path / "in"))))
-    plan, found = read_aggregate(cut.reader, cut.stages[0].node), list[Row]()
+    plan, results = read_aggregate(cut.reader, cut.stages[0].node), list[Row]()
 
     def take(batch: DataFrame, number: int) -> None:
         assert number == 0
-        found.extend(spark.frame(cut.top.fill({0: merge_in_slots(plan, batch)})).collect())
+        results.extend(spark.frame(cut.top.fill({0: merge_in_slots(plan, batch)})).collect())
 
     writer = spark.frame(plan.map_side.fill({0: cut.reader.build(cut.values.inputs[0].plan)})).writeStream.foreachBatch(
         take
@@ -126,7 +126,7 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert query.exception() is None
-    assert _in_order(found) == _in_order(in_windows(rows).collect())
+    assert _in_order(results) == _in_order(in_windows(rows).collect())
     (read,) = re.findall(r"ReadSchema: (.*)", str(query._jsq.explainInternal(False)))
     progress = query.lastProgress
     assert progress is not None
@@ -146,7 +146,7 @@ def test_results_and_later_stages_have_the_time_of_their_batch(rows: DataFrame, 
     assert (row["m"], str(row["d"]), row["t"].microsecond) == (1_700_000_000_123, "2023-11-14", 123_000)
 
 
-def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_floating_point_keys_have_one_zero_and_one_nan(spark: SparkSession, tmp_path: Path) -> None:
     """Floating-point keys are normalised as in Spark: there is one zero and one NaN."""
     text = "case id % 4 when 0 then 0.0D when 2 then double('NaN') when 1 then -0.0D else -double('NaN') end as z"
     rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
@@ -155,11 +155,11 @@ def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSe
     sent = catalyst.frame(
         plan.map_side.fill({0: with_rows(catalyst, cut.reader.build(cut.values.inputs[0].plan), rows)})
     )
-    found = {struct.pack(">dd", row["z"], row["f_f"]) for row in sent.collect()}
-    assert found == {struct.pack(">dd", 0.0, 0.0), struct.pack(">dd", float("nan"), 0.0)}
+    keys = {struct.pack(">dd", row["z"], row["f_f"]) for row in sent.collect()}
+    assert keys == {struct.pack(">dd", 0.0, 0.0), struct.pack(">dd", float("nan"), 0.0)}
 
 
-def test_the_specification_says_types_literals_meanings_and_time(events: DataFrame) -> None:
+def test_the_specification_has_keys_types_literals_and_event_time(events: DataFrame) -> None:
     """The specification has keys, types, literals and the event time. The end of a window is compared with the
     watermark.
 
@@ -183,7 +183,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
         ("mean_sum", pa.float64()), ("mean_count", pa.int64()),
     ]  # fmt: skip
     assert [buffer.name for buffer in total.buffers] == ["sum(price)", "sum(price)_isEmpty"]
-    assert [one.function for one in spec.functions] == ["Count", "Average", "Sum", "Max", "Max"]
+    assert [function.function for function in spec.functions] == ["Count", "Average", "Sum", "Max", "Max"]
     assert dict(total.options)["evalMode"] in ("ANSI", "LEGACY")
     assert spec.rows.names == [
         *spec.keys.names,
@@ -199,7 +199,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
 
 
 @pytest.mark.long
-def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events: DataFrame) -> None:
+def test_store_and_column_names_contain_no_ids_of_spark(events: DataFrame) -> None:
     """Names of stores and columns contain no ids of Spark. The metadata of a key can name its store."""
     query = lambda: events.groupBy((F.col("n") % 3).alias("k", metadata={"riffle.store": "visits"})).agg(  # noqa: E731
         F.sum("n") + F.max("n"), F.sum("d").alias("K")
@@ -207,7 +207,7 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
     assert spec_of(query()) == spec_of(query())
     assert (spec_of(query()).store, spec_of(query()).rows.names) == ("visits", ["k", "sum(n)", "max(n)", "K_2"])
     twice = spec_of(events.groupBy("page").agg(F.max("n").alias("most"), F.max("n").alias("greatest")))
-    assert [buffer.name for one in twice.functions for buffer in one.buffers] == ["most"]
+    assert [buffer.name for function in twice.functions for buffer in function.buffers] == ["most"]
     events.createOrReplaceTempView("seen")
     text = "select {0}.n % 3, sum({0}.d) / max(n) AS m from seen AS {0} group by {0}.n % 3, upper({0}.page)"
     called = lambda name: spec_of(events.sparkSession.sql(text.format(name)))  # noqa: E731
@@ -254,10 +254,10 @@ def in_sessions(frame: DataFrame) -> DataFrame:
     return frame.groupBy(F.session_window("at", gap), "page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
 
 
-def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
+def test_sessions_are_merged_as_in_spark(rows: DataFrame, events: DataFrame) -> None:
     """Slots merge sessions as Spark does."""
-    found, _ = answer(in_sessions(events), rows)
-    assert _in_order(found) == _in_order(in_sessions(rows).collect())
+    results, _ = answer(in_sessions(events), rows)
+    assert _in_order(results) == _in_order(in_sessions(rows).collect())
 
 
 def estimated(frame: DataFrame) -> DataFrame:
@@ -292,37 +292,37 @@ def of_users(frame: DataFrame) -> DataFrame:
 def estimated_in_sessions(frame: DataFrame) -> DataFrame:
     """Approximate counts and percentiles of sessions that merge."""
     gap = F.when(F.col("n") % 5 == 0, "2 seconds").otherwise("3 seconds")
-    found = frame.groupBy(F.session_window("at", gap), "page")
+    sessions = frame.groupBy(F.session_window("at", gap), "page")
     sketched = F.hll_sketch_estimate(F.hll_sketch_agg("n"))
-    return found.agg(F.approx_count_distinct("n"), F.percentile_approx("n", [0.2, 0.5]), F.count("*"), sketched)
+    return sessions.agg(F.approx_count_distinct("n"), F.percentile_approx("n", [0.2, 0.5]), F.count("*"), sketched)
 
 
 def of_users_in_sessions(frame: DataFrame) -> DataFrame:
     """Users' aggregate functions of sessions that merge."""
-    found = frame.groupBy(F.session_window("at", "2 seconds"), "ok")
-    return found.agg(user_aggregate(WeightedMean())("d", "n"), user_aggregate(Latest(3))("n"))
+    sessions = frame.groupBy(F.session_window("at", "2 seconds"), "ok")
+    return sessions.agg(user_aggregate(WeightedMean())("d", "n"), user_aggregate(Latest(3))("n"))
 
 
 @pytest.mark.parametrize("query", [estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions])
 @pytest.mark.sample("of_users")
-def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
+def test_functions_that_keep_values_return_sparks_results(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Functions that keep values return Spark's results after their values were merged over two batches."""
-    found, _ = answer(query(events), rows, batches=2)
-    assert _in_order(found) == _in_order(query(rows).collect())
+    results, _ = answer(query(events), rows, batches=2)
+    assert _in_order(results) == _in_order(query(rows).collect())
 
 
-def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame) -> None:
+def test_a_row_is_sent_once_more_per_distinct_aggregate(rows: DataFrame, events: DataFrame) -> None:
     """A row is sent once for its group, and once more for each distinct aggregate that counts its value."""
     counts = [F.expr("count(distinct n) filter (where ok)"), F.count_distinct("s", "d"), F.count("*")]
     spark, cut = Catalyst(rows.sparkSession), cut_of(events.groupBy("page").agg(*counts))
     plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
     assert isinstance(below, Input)
     sent = compat.to_arrow(spark.frame(plan.map_side.fill({0: with_rows(spark, cut.reader.build(below.plan), rows)})))
-    found = sorted(Counter(sent["distinct_for"].to_pylist()).values())
-    assert found == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
+    counts = sorted(Counter(sent["distinct_for"].to_pylist()).values())
+    assert counts == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
 
 
-def test_what_values_mean_is_told(events: DataFrame) -> None:
+def test_the_specification_names_distinct_and_approximate_aggregates(events: DataFrame) -> None:
     """The specification has the error of an approximate count. A distinct aggregate is named, and so are its value
     columns in the store's name.
     """
@@ -331,11 +331,11 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
     assert second.buffers[0].meaning == "approx_count_distinct(d), relativeSD 0.01"
     spec = spec_of(events.groupBy("page").agg(F.count_distinct("n").alias("page_2"), F.count("*").alias("c")))
     assert (spec.store, spec.elements.names) == ("exact.page-n", ["distinct_for", "n"])
-    assert [one.distinct for one in spec.functions] == ["count(DISTINCT n)", None]
+    assert [function.distinct for function in spec.functions] == ["count(DISTINCT n)", None]
     assert (spec.routing_key.names, spec.stored_key.names) == (["page"], ["page", "distinct_for", "n"])
 
 
-def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
+def test_distinct_aggregates_of_sessions_are_refused(events: DataFrame) -> None:
     """Distinct aggregates of sessions are refused, and so is a session without another key, as in Spark."""
     with pytest.raises(ConfigError, match="RIFFLE-0316"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
@@ -343,7 +343,7 @@ def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
         spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
 
-def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame) -> None:
+def test_the_specification_has_the_end_time_of_a_session(events: DataFrame) -> None:
     """A session's time is its end, with the watermark delay or None. Rows are routed by the other keys only."""
     spec, timed = spec_of(in_sessions(events)), spec_of(in_sessions(events.withWatermark("at", "3 seconds")))
     ends = "session_window_end", "session_window_start"
@@ -352,7 +352,7 @@ def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame)
     assert spec.routing_key.names == timed.routing_key.names == ["page"]
 
 
-def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
+def test_an_aggregate_without_keys_is_marked_as_keyless(events: DataFrame) -> None:
     """An aggregate without keys is marked as keyless. An aggregate by the literal 0 is not."""
     spec = spec_of(events.groupBy().count())
     assert (spec.keyless, spec.keys.names) == (True, ["all_rows"])
@@ -360,7 +360,7 @@ def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "term"),
     [
         ("percentile(d, 0.5)", "own_buffer"),
         ("mode(n)", "own_buffer"),
@@ -373,15 +373,15 @@ def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
         pytest.param("listagg(cast(page as binary))", "ordered_texts", marks=pytest.mark.needs_spark4("listagg")),
     ],
 )
-def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
+def test_an_unsupported_function_is_refused_by_name(events: DataFrame, text: str, term: str) -> None:
     """An unsupported function is refused with its name in the query and with what to use instead."""
-    with pytest.raises(ConfigError, match=REFUSED[told].id) as refused:
+    with pytest.raises(ConfigError, match=REFUSED[term].id) as refused:
         spec_of(events.groupBy("page").agg(F.expr(text)))
     assert refused.value.remedy
     assert refused.value.where.startswith(text.partition("(")[0])
 
 
-def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None:
+def test_a_pivot_is_refused_with_a_remedy(events: DataFrame) -> None:
     """A pivot is refused, because only Spark's operators can merge its second buffer."""
     timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
     cut = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n"))
@@ -390,17 +390,20 @@ def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None
         read_aggregate(cut.reader, second.node, (read_aggregate(cut.reader, first.node).spec.store,))
 
 
-def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
+def test_the_specification_has_a_users_function_and_its_argument(events: DataFrame) -> None:
     """The specification has a user's function with its argument. Its buffer has the name of the result."""
     latest = user_aggregate(Latest(3))
     spec = spec_of(events.groupBy("page").agg(F.count("*").alias("c"), latest("n").alias("l")))
-    (_, told) = spec.functions
-    assert (told.user_function, told.argument) == (Latest(3), Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"))
+    (_, function) = spec.functions
+    assert (function.user_function, function.argument) == (
+        Latest(3),
+        Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"),
+    )
     assert spec.output.field("l").type == pa.list_(pa.int64())
 
 
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
-def test_what_is_no_function_of_a_users_is_refused(wrong: object) -> None:
+def test_user_aggregate_refuses_other_objects(wrong: object) -> None:
     """``user_aggregate`` refuses an object that is not a user's function."""
     with pytest.raises(ConfigError, match="RIFFLE-0317"):
         user_aggregate(wrong)  # type: ignore[arg-type]
@@ -417,7 +420,7 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
         spec_of(events.groupBy("page").agg(longest("page")))
 
 
-def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
+def test_a_key_that_depends_on_a_random_column_is_refused(events: DataFrame) -> None:
     """A key that depends on a random column is refused. A random column that is not a key is allowed."""
     drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
     for key in (F.col("r"), F.floor(F.col("r") * 3)):
@@ -432,7 +435,7 @@ def spec_of(query: DataFrame) -> AggregateSpec:
     return read_aggregate(cut.reader, cut.stages[0].node).spec
 
 
-def _in_order(found: list[Row]) -> list[list[object]]:
+def _in_order(rows: list[Row]) -> list[list[object]]:
     """Return the rows sorted, with floating-point numbers rounded to nine digits."""
-    told = [[float(f"{one:.9g}") if isinstance(one, float) else one for one in row] for row in found]
-    return sorted(told, key=repr)
+    rounded = [[float(f"{value:.9g}") if isinstance(value, float) else value for value in row] for row in rows]
+    return sorted(rounded, key=repr)

@@ -41,12 +41,12 @@ APPENDED = [name for name in QUERIES if name not in UNTIMED]
 
 
 @pytest.mark.parametrize("name", APPENDED)
-def test_what_spark_allows_in_append_mode_is_allowed(name: str, frames: Frames) -> None:
+def test_queries_that_spark_allows_in_append_mode_are_allowed(name: str, frames: Frames) -> None:
     """Neither Spark's checker nor riffle refuses these queries in append mode."""
     check_plan(cut_of(QUERIES[name](frames)), "append")
 
 
-def test_an_aggregate_behind_a_table_has_every_mode(frames: Frames) -> None:
+def test_an_aggregate_of_a_table_join_allows_every_output_mode(frames: Frames) -> None:
     """An aggregate of a join with a table is allowed in every output mode, as after a join with a static frame."""
     cut = cut_of(QUERIES["an aggregate behind a table"](frames))
     for mode in ("append", "update", "complete"):
@@ -73,7 +73,7 @@ BY_SPARK: dict[str, tuple[Query, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BY_SPARK)
-def test_what_spark_refuses_is_refused_in_its_words(name: str, frames: Frames) -> None:
+def test_queries_that_spark_refuses_raise_sparks_error(name: str, frames: Frames) -> None:
     """A query that Spark refuses raises Spark's error."""
     query, mode, told = BY_SPARK[name]
     with pytest.raises(AnalysisException, match=told):
@@ -101,7 +101,7 @@ two below.
 
 
 @pytest.mark.parametrize("name", REFUSED_QUERIES)
-def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str, frames: Frames) -> None:
+def test_queries_that_only_riffle_refuses_raise_their_terms_error(name: str, frames: Frames) -> None:
     """A query that only riffle refuses raises the error of its term, with the place that Spark names."""
     query, mode = REFUSED_QUERIES[name]
     with pytest.raises(ConfigError) as refused:
@@ -109,13 +109,13 @@ def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str
     assert (refused.value.id, bool(refused.value.where)) == (REFUSED[name].id, True)
 
 
-def test_every_term_of_the_list_is_met_by_a_query() -> None:
+def test_every_refused_term_has_a_query() -> None:
     """Each term of ``REFUSED`` has a query in ``REFUSED_QUERIES`` or a test in another file."""
     assert REFUSED.keys() == REFUSED_QUERIES.keys() | BY_READERS
     assert not REFUSED_QUERIES.keys() & BY_READERS
 
 
-def test_a_key_of_users_functions_that_is_a_struct_is_refused(frames: Frames) -> None:
+def test_a_struct_as_key_of_a_function_of_groups_is_refused(frames: Frames) -> None:
     """``explain`` refuses a function of groups whose key is a struct."""
     groups = frames.events.withColumn("w", F.window("at", "1 minute")).groupBy("w")
     with pytest.raises(ConfigError) as refused:
@@ -123,14 +123,14 @@ def test_a_key_of_users_functions_that_is_a_struct_is_refused(frames: Frames) ->
     assert REFUSED["struct_key"].problem in refused.value.problem
 
 
-def test_rows_that_come_past_a_stage_are_refused(frames: Frames) -> None:
+def test_a_union_of_an_aggregate_with_its_input_is_refused(frames: Frames) -> None:
     """A union of an aggregate with its own input is refused, because Spark would return these rows in another batch."""
     query = frames.events.groupBy("at").count().union(frames.events.selectExpr("at", "n"))
     with pytest.raises(ConfigError, match="RIFFLE-0189"):
         cut_of(query)
 
 
-def test_dates_are_of_the_zone_that_a_query_was_written_in(frames: Frames, spark: SparkSession) -> None:
+def test_dates_use_the_time_zone_of_the_querys_definition(frames: Frames, spark: SparkSession) -> None:
     """Dates use the time zone that the session had when the query was defined, as in Spark."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     columns = "date_format(current_date(), 'dd') as day", "date_format(localtimestamp(), 'HH') as hour"
@@ -157,7 +157,7 @@ def test_two_roots_in_a_query_are_refused_naming_both(frames: Frames) -> None:
         cut_of(query)
 
 
-def test_a_piece_that_runs_again_has_the_time_of_its_batch(frames: Frames, spark: SparkSession) -> None:
+def test_current_time_functions_return_the_time_of_the_batch(frames: Frames, spark: SparkSession) -> None:
     """Functions of the current time return the batch's time in projections, conditions and static joins."""
     query = (
         frames.events.groupBy("page").count().where("current_timestamp() > timestamp'2001-01-01'")

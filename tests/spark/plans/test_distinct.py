@@ -109,7 +109,7 @@ def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.sample(step=3)
-def test_rows_pass_as_they_came(name: str, rows: DataFrame, events: DataFrame) -> None:
+def test_the_first_row_of_each_key_passes(name: str, rows: DataFrame, events: DataFrame) -> None:
     """The first row of each key passes, as in Spark's batch query. The specification has the expected keys
     and times.
     """
@@ -132,7 +132,7 @@ UNSUPPORTED: dict[str, tuple[Query, str]] = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_cannot_be_a_key_is_refused(name: str, events: DataFrame) -> None:
+def test_unsupported_keys_are_refused(name: str, events: DataFrame) -> None:
     """A query whose keys are not supported is refused when it is defined, with Spark's term."""
     query, told = UNSUPPORTED[name]
     with pytest.raises(ConfigError, match=REFUSED[told].id):

@@ -82,7 +82,7 @@ def test_keys_conditions_and_bounds_are_those_of_spark(name: str, sides: tuple[D
 
 
 @pytest.mark.parametrize("how", ["left_outer", "full_outer", "left_semi"])
-def test_a_condition_that_only_spark_has_is_refused_where_partners_count(
+def test_a_spark_only_condition_is_refused_in_outer_and_semi_joins(
     how: str, sides: tuple[DataFrame, DataFrame]
 ) -> None:
     """A condition that only Spark can evaluate is refused for outer and semi joins. Spark evaluates it after an inner
@@ -109,14 +109,14 @@ READERS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str], list[str],
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_columns_that_nobody_reads_are_neither_kept_nor_answered(name: str, sides: tuple[DataFrame, DataFrame]) -> None:
+def test_a_join_buffers_and_returns_only_used_columns(name: str, sides: tuple[DataFrame, DataFrame]) -> None:
     """A join buffers and returns only the columns that the rest of the query and its condition use."""
     behind, told, left, right = READERS[name]
     spec = read(behind(sides[0].join(sides[1], F.expr(WITHIN)))).spec
     assert (spec.output.names, spec.left.buffered.names, spec.right.buffered.names) == (told, left, right)
 
 
-def test_a_time_that_nobody_reads_makes_no_row_late(sides: tuple[DataFrame, DataFrame]) -> None:
+def test_an_unused_event_time_makes_no_row_late(sides: tuple[DataFrame, DataFrame]) -> None:
     """Without a use of the event time, no row of the join is late, because Spark removes the column below the join."""
     joined = sides[0].join(sides[1], F.expr("k = j"))
     assert (read(joined.select("n", "m")).spec.event_time, read(joined.select("n", "at")).spec.event_time) == (

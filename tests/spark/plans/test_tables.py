@@ -69,7 +69,7 @@ FORMS: dict[str, tuple[Query, list[str], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_what_the_query_makes_of_a_table_is_kept_and_no_more(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
+def test_a_table_keeps_only_the_columns_that_the_query_uses(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
     """A table keeps its key, its order column and the columns that the query uses. The stream sends only the columns
     that are used.
     """
@@ -93,14 +93,14 @@ OTHERS: dict[str, Query] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_join_by_anything_but_the_key_is_refused(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
+def test_a_table_join_that_is_not_by_the_whole_key_is_refused(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
     """A join with a table is refused unless it is by the table's whole key. A key that Spark casts is refused too."""
     with pytest.raises(ConfigError) as refused:
         read(OTHERS[name](*streams))
     assert refused.value.id == REFUSED["table_keys"].id
 
 
-def test_what_is_no_table_is_refused_where_it_is_written(streams: tuple[DataFrame, DataFrame]) -> None:
+def test_wrong_arguments_of_latest_are_refused(streams: tuple[DataFrame, DataFrame]) -> None:
     """``latest`` refuses unknown columns, missing keys or order columns, and static frames. A join refuses an order
     column without an order.
     """

@@ -210,7 +210,7 @@ def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
     return found(tmp_path / "told")
 
 
-def test_a_value_becomes_what_spark_makes_of_it(ours: dict[str, list[str]]) -> None:
+def test_values_are_converted_as_in_spark(ours: dict[str, list[str]]) -> None:
     """Every value has Spark's result in every type and call, except for the listed differences and texts that Java
     makes of objects.
     """
@@ -235,7 +235,7 @@ def test_a_value_becomes_what_spark_makes_of_it(ours: dict[str, list[str]]) -> N
     assert {name.split("/")[0] for name in refused} <= set(TYPES)
 
 
-def test_what_is_listed_does_differ(ours: dict[str, list[str]]) -> None:
+def test_each_listed_difference_is_a_difference_from_spark(ours: dict[str, list[str]]) -> None:
     """Each listed difference is a difference from Spark."""
     known = recorded()
     for name in KEPT_WHERE_SPARK_HAS_NULL:

@@ -163,7 +163,7 @@ BATCHES = st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), NUMBERS), max_s
 @example(batches=[[("a", POISON["in its state"]), ("b", POISON["in its output"]), ("c", 3), ("d", 4)]])
 @costly(2)
 @pytest.mark.sample("rows")
-def test_all_is_as_if_rows_of_failing_keys_had_never_come(name: str, batches: list[list[Event]]) -> None:
+def test_rows_of_failing_keys_only_become_dead_letters(name: str, batches: list[list[Event]]) -> None:
     """State, times to live, timers and output are those of a query that never got the rows of failing keys. These rows
     are the dead letters.
     """
@@ -182,7 +182,7 @@ def test_all_is_as_if_rows_of_failing_keys_had_never_come(name: str, batches: li
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_letter_tells_the_row_and_what_was_raised(name: str) -> None:
+def test_a_dead_letter_has_the_row_and_the_error(name: str) -> None:
     """A dead letter has the row, the error's class, message and traceback, and the store and key-group."""
     with harness(name) as query:
         query.feed(rows_of([("a", 1), ("b", 2), ("a", 101)], first=40))
@@ -240,7 +240,7 @@ def test_text_that_is_not_utf8_fails_the_batch_or_is_a_dead_letter(name: str, co
 
 
 @pytest.mark.parametrize("deliver_after_commit", [False, True])
-def test_a_batch_that_comes_again_has_the_same_letters(deliver_after_commit: bool) -> None:
+def test_a_repeated_batch_has_the_same_dead_letters(deliver_after_commit: bool) -> None:
     """A batch that crashed at any step and runs again has the same dead letters."""
     operator, batch = of_processor(), rows_of([(k, n) for k in "abcdef" for n in (1, 101 if k in "bd" else 2)])
     told = list[list[str]]()
@@ -270,7 +270,7 @@ class FailsOnTimer(Everything):
 
 
 @pytest.mark.parametrize("key", ["a", "b"])
-def test_what_fails_without_rows_fails_the_batch(key: str) -> None:
+def test_an_error_in_a_timers_call_fails_the_batch(key: str) -> None:
     """An error in a timer's call or output fails the batch. No row becomes a dead letter, and the timer stays."""
     with Harness(of_processor(FailsOnTimer()), ROWS, executors=1, key_groups=1, dead_letters=True) as query:
         query.feed(rows_of([(key, 6)]))
@@ -290,7 +290,7 @@ class WithInitial(Everything):
         self.total.update((checked(initialState.n),))
 
 
-def test_initial_state_stays_where_rows_of_its_key_fail() -> None:
+def test_a_key_whose_rows_fail_keeps_its_initial_state() -> None:
     """If rows of a key fail, the key keeps its initial state. An error on the initial state fails the batch."""
     initial = pa.table({"k": ["a", "b"], "n": pa.array([50, 60], pa.int64())})
     for first, expected in ((50, {("a",): (50,), ("b",): (62,)}), (101, None)):
@@ -308,7 +308,7 @@ def test_initial_state_stays_where_rows_of_its_key_fail() -> None:
 
 
 @pytest.mark.needs_spark4("timestamps that pandas has in nanoseconds")
-def test_a_row_that_pandas_cannot_hold_is_a_letter() -> None:
+def test_a_row_beyond_pandas_timestamp_range_is_a_dead_letter() -> None:
     """A row with a timestamp beyond pandas' range becomes a dead letter with its original values."""
     rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     shown, output = tuple((name, name) for name in rows.names), schema_of_ddl("k string, told long")
@@ -325,7 +325,7 @@ def test_a_row_that_pandas_cannot_hold_is_a_letter() -> None:
         assert [letter["row"] for letter in query.letters] == events[3:]
 
 
-def test_columns_of_one_name_are_told_apart() -> None:
+def test_dead_letters_keep_column_names_that_differ_only_in_case() -> None:
     """The columns of a dead letter's row keep the input's names, also if these differ only in case."""
     operator = operator_of("s", ["k"], of_processor().compute, (), ROWS)
     told = with_dead_letters(replace(operator, shown={"k": "K", "n": "k", "offset": "at"})).declared.output
@@ -336,7 +336,7 @@ REFUSALS = {"memory": MemoryError("no memory"), "disk": OSError(28, "no space le
 
 
 @pytest.mark.parametrize(("name", "refusal"), [("groups", "memory"), ("rows", "disk"), ("pandas", "memory")])
-def test_what_is_no_rows_fault_fails_the_batch(name: str, refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_errors_and_os_errors_fail_the_batch(name: str, refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """MemoryError and OSError fail the batch, because no row causes them."""
 
     def refuse(n: int) -> int:
@@ -347,7 +347,7 @@ def test_what_is_no_rows_fault_fails_the_batch(name: str, refusal: str, monkeypa
         query.feed(rows_of([("a", 1)]))
 
 
-def test_what_an_error_says_can_be_written_whatever_it_is() -> None:
+def test_the_messages_of_all_errors_can_be_written() -> None:
     """The messages of all errors can be written: with a lone surrogate, with a failing ``str()``, and very
     long ones.
     """
@@ -368,7 +368,7 @@ def test_what_an_error_says_can_be_written_whatever_it_is() -> None:
     assert len(told["c"]) < 3_000
 
 
-def test_late_rows_are_no_letters() -> None:
+def test_late_rows_do_not_become_dead_letters() -> None:
     """Late rows are dropped before the function sees them and do not become dead letters."""
     rows = pa.schema([("k", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
     shown = tuple((name, name) for name in rows.names)

@@ -80,7 +80,7 @@ class Keys(StatefulProcessor):
         yield pd.DataFrame({"n": [], "told": []})
 
 
-def test_there_is_one_zero_and_one_nan_and_empty_frames_are_nothing() -> None:
+def test_keys_have_one_zero_and_one_nan_and_empty_frames_are_ignored() -> None:
     """Float keys have one zero and one NaN, and empty output frames are ignored."""
     operator = transform_with_state_in_pandas(Keys(), key="k", output="n long, told string")
     with Harness(operator, pa.schema([("k", pa.float64())])) as query:
@@ -89,7 +89,7 @@ def test_there_is_one_zero_and_one_nan_and_empty_frames_are_nothing() -> None:
 
 
 @pytest.mark.parametrize("make", [transform_with_state, transform_with_state_in_pandas])
-def test_keys_are_pythons_own_and_null_passes_in_output(make: Callable[..., Any]) -> None:
+def test_keys_have_python_types_and_null_passes_in_output(make: Callable[..., Any]) -> None:
     """Keys have Python's own types, and NULL passes in an output column that is declared NOT NULL."""
     rows = pa.schema([("k", pa.float64()), ("n", pa.int32())])
     with Harness(make(Tells(), key=["k", "n"], output="told string not null"), rows) as query:
@@ -98,14 +98,14 @@ def test_keys_are_pythons_own_and_null_passes_in_output(make: Callable[..., Any]
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": None}]
 
 
-def test_a_watermark_is_found_on_its_column_alone() -> None:
+def test_an_event_time_column_without_watermark_metadata_is_refused() -> None:
     """An event-time column without the watermark's metadata is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0286"):
         watermark_in(StructType().add("id", StringType()), "store")
 
 
 @pytest.mark.parametrize("name", ["__hash", "__state_totals"])
-def test_names_that_a_processors_state_has_besides_are_refused_as_keys(name: str) -> None:
+def test_names_of_internal_state_columns_are_refused_as_keys(name: str) -> None:
     """A key with the name of an internal state column is refused."""
     rows = pa.schema([(name, pa.string())])
     visits = transform_with_state(Visits(), key=name, output="user string, visits long, total long")
@@ -128,7 +128,7 @@ class Zeros(StatefulProcessor):
         yield pd.DataFrame({"before": [before], "after": [len(list(self.zeros.keys()))]})
 
 
-def test_a_map_has_one_zero_and_sys_maxsize_is_for_ever() -> None:
+def test_a_map_has_one_zero_and_a_ttl_of_sys_maxsize_never_expires() -> None:
     """A map has one entry for both zeros, and with a time to live of ``sys.maxsize`` it stays."""
     operator = transform_with_state_in_pandas(
         Zeros(), key="k", output="before long, after long", time_mode="ProcessingTime"

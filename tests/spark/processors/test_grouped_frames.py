@@ -65,7 +65,7 @@ def counted(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     yield told(key[0], count)
 
 
-def test_frames_are_those_that_spark_makes_of_a_key_alone() -> None:
+def test_the_types_of_a_frame_depend_only_on_the_rows_of_its_key() -> None:
     """The types of a key's frame depend only on this key's rows, as in Spark, and its index starts at 0."""
     seen = dict[object, tuple[object, ...]]()
 
@@ -83,7 +83,7 @@ def test_frames_are_those_that_spark_makes_of_a_key_alone() -> None:
     assert seen["b",][:3] == (ROWS.names, kinds, [0, 1])
 
 
-def test_keys_have_the_scalars_of_pandas() -> None:
+def test_keys_have_numpys_scalar_types() -> None:
     """Keys have NumPy's scalar types. NULL in a key is what pandas makes of it."""
     seen = list[Any]()
 
@@ -123,7 +123,7 @@ def quiet(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     state.setTimeoutTimestamp(max(newest + 2_000, state.getCurrentWatermarkMs()))
 
 
-def test_keys_time_out_when_the_watermark_is_beyond() -> None:
+def test_a_key_times_out_once_the_watermark_is_beyond_its_timeout() -> None:
     """A key times out once the watermark is beyond its timeout, after the batch's rows were processed, and is
     removed.
     """
@@ -141,7 +141,7 @@ def test_keys_time_out_when_the_watermark_is_beyond() -> None:
         assert query.state() == {}
 
 
-def test_keys_time_out_by_the_time_of_the_batch() -> None:
+def test_a_processing_timeout_is_relative_to_the_time_of_its_batch() -> None:
     """A processing-time timeout is relative to the time of the batch that sets it."""
 
     def wait(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
@@ -186,7 +186,7 @@ KEPT: dict[str, tuple[object, bool, int | None] | None] = {
 
 @pytest.mark.parametrize("has_timed_out", [False, True])
 @pytest.mark.parametrize("does", DOES)
-def test_what_a_call_does_is_kept_as_spark_keeps_it(does: str, *, has_timed_out: bool) -> None:
+def test_state_and_timeout_after_a_call_are_those_of_spark(does: str, *, has_timed_out: bool) -> None:
     """The state and timeout after a call are Spark's, for every combination of update, remove and setTimeout, also
     after a timeout.
     """
@@ -229,7 +229,7 @@ def test_a_key_that_stays_due_is_called_with_each_batch() -> None:
             assert answers(query.feed([])) == [("a", "(1,)")]
 
 
-def test_values_read_back_as_spark_gives_them() -> None:
+def test_state_is_read_back_as_in_spark() -> None:
     """State is read back as in Spark: timestamps without a zone in local time, structs as rows, and NumPy scalars as
     Python values.
     """
@@ -253,7 +253,7 @@ def test_values_read_back_as_spark_gives_them() -> None:
     assert seen[1][-1].x == 4
 
 
-def test_all_output_of_a_call_is_taken() -> None:
+def test_a_function_may_return_several_frames() -> None:
     """A function may return several frames as a list, matched by name or by position. Empty frames are skipped."""
 
     def many(key: Any, frames: Any, state: Any) -> Any:
@@ -281,7 +281,7 @@ WRONG: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_what_a_function_does_wrong_is_told_in_sparks_words(words: str) -> None:
+def test_mistakes_in_a_function_raise_sparks_errors(words: str) -> None:
     """Mistakes in a function raise Spark's error messages, and nothing is committed."""
 
     def wrong(key: Any, frames: Any, state: Any) -> Any:

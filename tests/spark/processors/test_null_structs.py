@@ -91,7 +91,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_null_structs_of_fields_that_are_not_null_are_kept_and_told(name: str) -> None:
+def test_null_structs_with_not_null_fields_are_stored_and_returned(name: str) -> None:
     """NULL structs are stored and returned in every batch, also after local copies are lost."""
     with Harness(OPERATORS[name](), ROWS, executors=1) as query:
         for n, value in ((1, None), (2, None), (3, FULL), (4, None)):
@@ -134,7 +134,7 @@ def in_spark(name: str, folder: Path) -> Stateful:
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["pandas", "rows", "arrow"])
 @pytest.mark.sample("pandas")
-def test_null_structs_are_told_to_sparks_sinks(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_sparks_sinks_get_null_structs_after_a_restart(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Spark's sinks get NULL structs after a restart without local copies."""
     feed, sink = Feed(tmp_path / "in", "k string, n long"), Kept()
     for first in (1, 3):
@@ -162,7 +162,7 @@ FLOATS = "struct<a: double not null, b: double>"
         ("array<double>", [NAN, 1.0], [None, 1.0]),
     ],
 )
-def test_nan_stays_in_a_required_float_that_pandas_gives_back(kind: str, value: Any, expected: Any) -> None:
+def test_nan_from_pandas_stays_nan_in_a_not_null_field(kind: str, value: Any, expected: Any) -> None:
     """NaN from pandas stays NaN in a NOT NULL field. In a nullable field it becomes NULL, as in Spark."""
     output = PandasOutput(schema_of_ddl(f"v {kind}"), PandasOptions(safe=True))
     output.add(pd.DataFrame({"v": pd.Series([value, None], dtype=object)}))

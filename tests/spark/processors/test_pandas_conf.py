@@ -28,12 +28,12 @@ BYTES = SETTINGS["bytes_max"]
 @pytest.mark.parametrize(
     ("text", "number"), [("64", 64), ("64b", 64), ("2k", 2048), ("1 MB", 1 << 20), ("3gib", 3 << 30), ("1T", 1 << 40)]
 )
-def test_bytes_have_units(text: str, number: int) -> None:
+def test_sizes_in_bytes_are_parsed_with_sparks_units(text: str, number: int) -> None:
     """Sizes in bytes are parsed with Spark's units."""
     assert pandas_options({BYTES: text}, "4.3.0")["bytes_max"] == number
 
 
-def test_settings_are_read_from_the_version_that_has_them() -> None:
+def test_a_setting_is_read_only_on_spark_versions_that_have_it() -> None:
     """A setting is read only on Spark versions that have it. Spark 3.5 and 4.0 limit frames by rows only."""
     zone = {SETTINGS["timezone"]: "Asia/Tokyo"}
     assert [pandas_options(zone, version)["timezone"] for version in ("3.5.0", "4.3.0")] == ["Asia/Tokyo"] * 2
@@ -44,7 +44,7 @@ def test_settings_are_read_from_the_version_that_has_them() -> None:
 
 
 @pytest.mark.spark
-def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkSession) -> None:
+def test_the_defaults_are_those_of_the_running_spark(spark: SparkSession) -> None:
     """riffle's defaults are those of the running Spark, except for the time zone."""
     said: dict[str, str] = {}
     for name, setting in SETTINGS.items():
@@ -64,12 +64,12 @@ def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkS
         ("4.10.1.dev0", {"safe": True, "bytes_max": 64 << 20}),
     ],
 )
-def test_what_holds_without_a_setting_is_as_the_version_has_it(version: str, told: dict[str, object]) -> None:
+def test_the_defaults_of_each_version_are_those_in_sparks_source(version: str, told: dict[str, object]) -> None:
     """The defaults of each version are those in the source of Spark 4.0.5, 4.1.0, 4.2.0 and 4.3.0."""
     assert pandas_options({}, version) == told
 
 
-def test_frames_are_cut_by_bytes() -> None:
+def test_frames_are_limited_in_bytes() -> None:
     """Frames are limited in bytes by the average size of a row. They have at least one row, and rows of one
     key only.
     """
@@ -85,7 +85,7 @@ def test_frames_are_cut_by_bytes() -> None:
     assert sizes[2**31 - 1] == [[[0, 1, 2]], [], [[3, 4, 5, 6, 7, 8, 9]]]
 
 
-def test_keys_whose_frames_are_cut_by_bytes_are_converted_one_by_one() -> None:
+def test_frames_that_are_limited_in_bytes_are_converted_separately() -> None:
     """If frames are limited in bytes, each is converted separately, so a NULL changes the types of its own
     frame only.
     """
@@ -99,7 +99,7 @@ def test_keys_whose_frames_are_cut_by_bytes_are_converted_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("processor", [object(), None, Visits], ids=["object", "none", "class"])
-def test_what_is_no_processor_is_refused_at_the_call(processor: object) -> None:
+def test_an_object_that_is_not_a_processor_is_refused_in_the_call(processor: object) -> None:
     """An object that is not a processor is refused in the call, not in the first batch."""
     with pytest.raises(ConfigError, match="RIFFLE-0382"):
         transform_with_state(processor, key="k", output="k string")  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ def test_a_key_with_many_rows_gets_several_frames(rows_max: int) -> None:
         assert all(0 < len(one) <= (rows_max or 100) for one in of_key)
 
 
-def test_slices_are_those_of_the_public_methods() -> None:
+def test_slices_equal_those_of_pandas_public_methods() -> None:
     """Slices by pandas' private methods equal those of its public methods."""
     whole = pandas_form.frame_of(ROWS, "UTC")
     slices = pandas_form.Slices(whole)
@@ -124,7 +124,7 @@ def test_keys_are_tuples_of_values() -> None:
     assert second[:2] == (None, None)
 
 
-def test_rows_stay_whole_where_frames_differ_in_types() -> None:
+def test_values_stay_in_their_rows_if_frames_differ_in_types() -> None:
     """Values stay in their rows if the frames of several calls have different types."""
     frames = [frame(n=[n * 1.0 if at % 3 else n for n in range(40)], id=list(map(str, range(40)))) for at in range(9)]
     found = returned(frames)
@@ -137,14 +137,14 @@ def test_columns_are_matched_by_name() -> None:
     assert returned(frames) == [{"id": "a", "n": 1}, {"id": "b", "n": 2}]
 
 
-def test_columns_are_matched_by_place_where_labels_are_no_strings() -> None:
+def test_columns_are_matched_by_position_if_no_label_is_a_string() -> None:
     """Output columns are matched by position if no label is a string, or if Spark's setting says so."""
     expected = [{"id": "a", "n": 1}]
     assert returned([pd.DataFrame([["a", 1]])]) == expected
     assert returned([frame(x=["a"], y=[1])], by_name=False) == expected
 
 
-def test_columns_of_one_type_are_told_apart_however_pandas_keeps_them() -> None:
+def test_columns_keep_their_values_however_pandas_stores_them() -> None:
     """Columns have their own values however pandas stores them: created, reordered, sliced, extended or transposed."""
     made = pd.DataFrame({"m": [1, 2], "n": [3, 4], "k": [5, 6]})
     added = made[["n"]].copy()
@@ -185,7 +185,7 @@ def test_values_are_converted_as_pyspark_does(kind: str, values: Any, expected: 
 @pytest.mark.parametrize(
     "result", [None, 5, [1], {"id": "a", "n": 1}, pd.Series([1])], ids=lambda one: type(one).__name__
 )
-def test_what_is_no_frame_is_refused(result: object) -> None:
+def test_a_result_that_is_not_a_frame_is_refused(result: object) -> None:
     """A result that is not a frame raises PySpark's error."""
     with pytest.raises(PySparkValueError, match=r"pandas\.DataFrame"):
         returned([result])
@@ -202,7 +202,7 @@ def test_a_missing_column_is_refused() -> None:
 @pytest.mark.parametrize(
     ("columns", "name"), [({"id": ["a"], "n": ["many"]}, "n"), ({"id": [1], "n": [1]}, "id")], ids=["text", "number"]
 )
-def test_what_does_not_fit_its_column_is_refused(columns: dict[str, list[Any]], name: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused(columns: dict[str, list[Any]], name: str) -> None:
     """A value of the wrong type raises PySpark's error, which names the column."""
     with pytest.raises((PySparkTypeError, PySparkValueError), match=f"column '{name}'"):
         returned([frame(**columns)])
@@ -219,7 +219,7 @@ def test_a_value_beyond_its_declared_type_is_refused(kind: str, value: object) -
         returned([frame(a=pd.Series([value], dtype=object))], schema=schema_of_ddl(f"a {kind}"), **pandas_options({}))
 
 
-def test_a_conversion_that_loses_something_is_refused_if_spark_is_told_so() -> None:
+def test_a_lossy_conversion_is_refused_with_sparks_safe_setting() -> None:
     """A conversion that loses information is refused if ``spark.sql.execution.pandas.convertToArrowArraySafely`` is
     set.
     """

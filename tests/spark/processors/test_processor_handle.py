@@ -49,7 +49,7 @@ def test_init_declares_variables_by_ddl_and_by_types() -> None:
     )
 
 
-def test_each_batch_begins_with_the_processor_as_it_was_made() -> None:
+def test_attributes_of_a_processor_do_not_reach_the_next_batch() -> None:
     """Attributes that a processor sets on itself do not reach the next batch."""
 
     def rows(one: Any, key: Any, rows: Any, _: Any) -> list[Row]:
@@ -98,7 +98,7 @@ def test_a_time_to_live_needs_processing_time(mode: TimeMode) -> None:
         declared(lambda _, handle: handle.getValueState("a", "n long", 5), mode)
 
 
-def test_deleted_variables_are_told() -> None:
+def test_delete_if_exists_deletes_state_and_withdraws_declarations() -> None:
     """``deleteIfExists`` deletes state of earlier runs and withdraws an earlier declaration in the same ``init``."""
 
     def init(_: Any, handle: Any) -> None:
@@ -141,12 +141,12 @@ def test_timers_need_a_time_mode(call: Callable[[Any], Any]) -> None:
     ],
     ids=["value", "list", "map", "delete"],
 )
-def test_variables_are_declared_in_init_alone(call: Callable[[Any], Any]) -> None:
+def test_variables_can_be_declared_only_in_init(call: Callable[[Any], Any]) -> None:
     """Declaring or deleting a variable while rows are handled raises Spark's error with the state of the handle."""
     assert "with invalid handle state=INITIALIZED" in misused(rows=lambda one, *_: call(one.handle))
 
 
-def test_state_is_of_no_key_before_and_after_there_is_one() -> None:
+def test_state_without_a_key_is_refused_in_init_and_close() -> None:
     """State without a key is refused, in ``init`` on an executor and in ``close``."""
 
     def init(one: Any, handle: Any) -> None:
@@ -184,7 +184,7 @@ def test_an_init_that_declares_something_else_on_executors_is_refused() -> None:
         ("EventTime", {"now_ms": 7, "watermark_ms": 5}, (7, 5)),
     ],
 )
-def test_timer_values_are_sparks(mode: TimeMode, times: dict[str, int], expected: tuple[int, int]) -> None:
+def test_timer_values_are_those_of_spark(mode: TimeMode, times: dict[str, int], expected: tuple[int, int]) -> None:
     """Timer values are the batch's time and the watermark: -1 without a time mode, and 0 without a watermark."""
 
     def rows(_: Any, key: Any, rows: Any, values: Any) -> None:
@@ -196,7 +196,7 @@ def test_timer_values_are_sparks(mode: TimeMode, times: dict[str, int], expected
 
 
 @pytest.mark.parametrize("due", [2**63, -(2**63), 1.5, "5", None], ids=str)
-def test_a_time_must_be_a_number_that_spark_could_send(due: Any) -> None:
+def test_the_time_of_a_timer_must_be_a_64_bit_integer(due: Any) -> None:
     """The time of a timer must be a whole number of 64 bits."""
     run = Run(Told(rows=lambda one, *_: one.handle.registerTimer(due)))
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):

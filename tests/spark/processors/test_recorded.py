@@ -85,7 +85,7 @@ def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: 
 
 
 @pytest.mark.parametrize(("name", "form"), _forms_of(BY_EVENT_TIME[::-1]))
-def test_a_last_pass_fires_what_a_batch_without_data_would(name: str, form: str) -> None:
+def test_available_now_fires_timers_in_the_last_commit(name: str, form: str) -> None:
     """With AvailableNow, timers fire in the last commit, where Spark runs one more batch without data."""
     case = CASES[name]
     known = recorded(case)

@@ -20,7 +20,7 @@ FORM = "pandas" if spark_version.startswith("4.0.") else "rows"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_recording_is_of_the_batches_that_its_case_has_now(name: str) -> None:
+def test_each_recording_has_the_current_batches_of_its_case(name: str) -> None:
     """A recording is of the current batches of its case, in both forms. After a change run ``python -m
     tests.kit.processors.record_cases``.
     """
@@ -32,7 +32,7 @@ def test_a_recording_is_of_the_batches_that_its_case_has_now(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.needs_spark4("transformWithState")
-def test_spark_does_again_what_is_recorded(spark: SparkSession, name: str, tmp_path: Path) -> None:
+def test_sparks_own_operator_still_has_the_recorded_results(spark: SparkSession, name: str, tmp_path: Path) -> None:
     """Spark's own operator has the recorded output and state."""
     known = recorded(CASES[name])
     found = native.run_native(spark, CASES[name], FORM, tmp_path)

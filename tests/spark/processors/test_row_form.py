@@ -36,7 +36,7 @@ def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT) -> list[dict[st
 
 
 @pytest.mark.parametrize("rows_max", [1, 3, 100])
-def test_rows_of_all_keys_come_whatever_is_held_at_once(monkeypatch: pytest.MonkeyPatch, rows_max: int) -> None:
+def test_each_key_gets_all_its_rows_for_any_conversion_size(monkeypatch: pytest.MonkeyPatch, rows_max: int) -> None:
     """Each key gets all its rows, however few of them are converted to Python objects at once."""
     monkeypatch.setattr(row_form, "ROWS_MAX", rows_max)
     sizes = [3, 0, 8, 1, 1, 2, 0]
@@ -46,7 +46,7 @@ def test_rows_of_all_keys_come_whatever_is_held_at_once(monkeypatch: pytest.Monk
     assert [[row.v for row in rows] for rows in given(table, positions)] == expected
 
 
-def test_a_key_need_not_look_at_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_may_leave_rows_of_a_key_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a processor does not read all rows of a key, the next key still gets its own rows."""
     monkeypatch.setattr(row_form, "ROWS_MAX", 2)
     keys: Iterator[Iterator[Any]] = RowForm(OUTPUT).rows(pa.table({"v": list(range(6))}), [0, 5, 6])
@@ -65,7 +65,7 @@ def test_rows_are_matched_by_name() -> None:
     assert returned([Row("t", "n", "id")(NOON, 1, "a")]) == expected[:1]
 
 
-def test_nested_rows_and_dictionaries_go_out_alike() -> None:
+def test_nested_rows_and_dictionaries_are_converted_by_name() -> None:
     """Nested rows and dictionaries are converted by name at every depth."""
     schema = schema_of_ddl("s struct<x:int,y:array<struct<z:string>>>, m map<string,int>")
     row = Row(m={"k": 1}, s=Row(y=[Row(z="d"), {"z": None}], x=1))
@@ -73,20 +73,20 @@ def test_nested_rows_and_dictionaries_go_out_alike() -> None:
 
 
 @pytest.mark.parametrize("row", [("a", 1, None), {"id": "a"}, Row("a", 1, None), None, 5], ids=str)  # type: ignore[call-overload]
-def test_what_is_no_row_with_names_is_refused(row: object) -> None:
+def test_output_without_field_names_is_refused(row: object) -> None:
     """Output without field names is refused, as in PySpark."""
     with pytest.raises((AttributeError, TypeError)):
         returned([row])
 
 
 @pytest.mark.parametrize("row", [Row(id="a", n="many", t=None), Row(id=5, n=1, t=None), Row(id="a", n=2**63, t=None)])
-def test_what_does_not_fit_its_column_is_refused(row: Row) -> None:
+def test_a_value_that_does_not_fit_its_column_is_refused(row: Row) -> None:
     """A value that does not fit its column raises Arrow's error."""
     with pytest.raises((pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)):
         returned([row])
 
 
-def test_output_with_an_event_time_is_ahead_of_the_watermark() -> None:
+def test_output_at_or_before_the_watermark_is_refused() -> None:
     """Output with an event time at or before the watermark raises Spark's error. NULL is allowed."""
     form = EventTimeForm(RowForm(OUTPUT), "t", 1_000)
     ahead = datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=timezone.utc)

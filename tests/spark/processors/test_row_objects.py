@@ -22,7 +22,7 @@ def rows() -> tuple[Row, Row]:
     return row_maker(NAMES)(VALUES), Row(*NAMES)(*VALUES)
 
 
-def test_a_row_is_a_row() -> None:
+def test_a_row_equals_pysparks_row() -> None:
     """riffle's row equals PySpark's in class, value, fields, text and hash."""
     ours, theirs = rows()
     assert isinstance(ours, Row)
@@ -56,7 +56,7 @@ def test_fields_are_found_by_name_as_in_pyspark(name: str) -> None:
         assert getattr(ours, name) == getattr(theirs, name)
 
 
-def test_what_a_row_refuses_it_refuses_so_too() -> None:
+def test_unknown_fields_and_assignments_raise_pysparks_errors() -> None:
     """Unknown fields and assignments raise PySpark's errors."""
     ours, _ = rows()
     with pytest.raises(AttributeError):
@@ -74,6 +74,6 @@ def test_a_copied_or_pickled_row_is_pysparks_own() -> None:
         assert (same, repr(same), type(same)) == (theirs, repr(theirs), Row)
 
 
-def test_of_names_that_come_twice_the_first_is_found() -> None:
+def test_the_first_of_two_fields_of_the_same_name_is_returned() -> None:
     """If two fields have the same name, the first is returned, as in PySpark."""
     assert row_maker(["a", "a"])([1, 2]).a == Row("a", "a")(1, 2).a == 1

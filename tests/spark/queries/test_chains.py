@@ -62,9 +62,9 @@ def in_tens(events: DataFrame) -> DataFrame:
     return some.groupBy(F.window("window", "10 seconds")).agg(F.sum("c").alias("c"), F.max("page").alias("last"))
 
 
-def played(frame: DataFrame, checkpoint: Path, found: dict[int, list[Row]] | None = None) -> StreamingQuery:
+def played(frame: DataFrame, checkpoint: Path, results: dict[int, list[Row]] | None = None) -> StreamingQuery:
     """Run a query over all files and keep the output of each batch."""
-    kept = {} if found is None else found
+    kept = {} if results is None else results
 
     def keep(rows: DataFrame, batch_id: int) -> None:
         kept[batch_id] = sorted(rows.collect())
@@ -81,8 +81,8 @@ def facts(query: StreamingQuery) -> dict[int, list[tuple[int, int, int]]]:
     """Return the updated keys, removed keys and late rows of each operator, by batch, from Spark's progress."""
     return {
         each["batchId"]: [
-            (one["numRowsUpdated"], one["numRowsRemoved"], one["numRowsDroppedByWatermark"])
-            for one in each["stateOperators"]
+            (operator["numRowsUpdated"], operator["numRowsRemoved"], operator["numRowsDroppedByWatermark"])
+            for operator in each["stateOperators"]
         ]
         for each in query.recentProgress
     }
@@ -90,33 +90,31 @@ def facts(query: StreamingQuery) -> dict[int, list[tuple[int, int, int]]]:
 
 def test_each_stage_has_its_state_operator_as_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A chain has Spark's output in every batch, and Spark's figures for both operators in its progress."""
-    expected, found = dict[int, list[Row]](), dict[int, list[Row]]()
+    expected, results = dict[int, list[Row]](), dict[int, list[Row]]()
     theirs = played(in_tens(timed(feed, spark)), tmp_path / "spark", expected)
-    ours = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings_in(tmp_path))), tmp_path / "c", found)
-    assert found == expected
-    assert sum(map(len, found.values())) > FILES
+    ours = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings_in(tmp_path))), tmp_path / "c", results)
+    assert results == expected
+    assert sum(map(len, results.values())) > FILES
     assert facts(ours) == facts(theirs)
     assert {sum(map(sum, operators)) > 0 for operators in zip(*facts(ours).values(), strict=True)} == {True}
 
 
 @pytest.mark.long
-def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
-    spark: SparkSession, feed: Feed, tmp_path: Path
-) -> None:
+def test_a_batch_of_a_chain_sends_a_fixed_number_of_requests(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """After the first batch, a batch of a chain sends one request per slot and stage that wrote, and two more."""
-    settings, found = settings_in(tmp_path), dict[int, list[Row]]()
-    query = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings)), tmp_path / "c", found)
+    settings, results = settings_in(tmp_path), dict[int, list[Row]]()
+    query = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings)), tmp_path / "c", results)
     assert isinstance(query, StreamQuery)
     reports = list(query.reports)[1:]
-    assert [sum(one.requests.values()) for one in reports] == [one.slots_that_wrote + 2 for one in reports]
-    assert {tuple(one.by_store) for one in reports} == {(FIVES, TENS)}
-    assert any(min(one.slots_that_wrote for one in report.by_store.values()) > 0 for report in reports)
+    assert [sum(report.requests.values()) for report in reports] == [report.slots_that_wrote + 2 for report in reports]
+    assert {tuple(report.by_store) for report in reports} == {(FIVES, TENS)}
+    assert any(min(store.slots_that_wrote for store in report.by_store.values()) > 0 for report in reports)
     batches = [record for record in records(settings.root or "") if record.kind == "batch"]
-    assert len(batches) == len(found) > FILES
+    assert len(batches) == len(results) > FILES
 
 
 @pytest.mark.long
-def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
+def test_adding_a_stage_does_not_change_the_stores_of_other_stages(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stage that is added between others starts empty, and the others keep their state. A removed stage causes a
@@ -137,13 +135,11 @@ def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
     assert run(60, more=True) == ({FIVES, TENS, "distinct.page-n"}, {TENS})
     with caplog.at_level(logging.WARNING, "riffle_spark"):
         run(90, more=False)
-    assert any("RIFFLE-0329" in one.getMessage() for one in caplog.records)
+    assert any("RIFFLE-0329" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.long
-def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
-    spark: SparkSession, feed: Feed, tmp_path: Path
-) -> None:
+def test_a_batch_runs_again_if_a_stage_reads_stale_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """If a stage reads stale rows, all stages of the batch run again, and the results are the same."""
     stale = "raise_error('riffle: a row of an attempt that was given up')"
     once = F.expr(f"if(reflect('java.lang.System', 'clearProperty', 'riffle.stale') = 'null', c, {stale})")
@@ -159,23 +155,23 @@ def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
     assert answers[0] == answers[1]
 
 
-def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: SparkSession, feed: Feed) -> None:
+def test_the_watermark_of_a_stage_is_reduced_by_earlier_time_shifts(spark: SparkSession, feed: Feed) -> None:
     """The watermark of a stage is reduced by the shifts of all stages before it."""
     frame = in_tens(riffle_spark.on(timed(feed, spark)).dropDuplicates(["page", "n"]))
     planned = planned_stages.planned_stages(cut_query(frame), None)
-    moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-5_000, -1, 0), strict=True)]
+    moved = [replace(stage, shift_ms=shift) for stage, shift in zip(planned, (-5_000, -1, 0), strict=True)]
     made = stage_rows.operators_of(moved, "append", NoSink())
-    assert [one.shift_ms for one in made] == [0, -5_000, -5_001]
-    assert [one.sink is None for one in made] == [True, True, False]
+    assert [stage.shift_ms for stage in made] == [0, -5_000, -5_001]
+    assert [stage.sink is None for stage in made] == [True, True, False]
 
 
-def test_a_join_moves_event_time_by_the_side_that_waits_longer(spark: SparkSession, feed: Feed) -> None:
+def test_a_join_reduces_the_watermark_by_its_longest_wait(spark: SparkSession, feed: Feed) -> None:
     """The watermark after a join is reduced by the longest time that it keeps rows."""
     left = riffle_spark.on(timed(feed, spark))
     right = left.toDF("seen", "other", "m")
     bound = F.expr("page = other AND seen >= at AND seen <= at + interval 1 minute")
-    found = cut_query(left.join(right, bound).groupBy(F.window("at", "5 seconds")).count())
-    joined, counted = planned_stages.planned_stages(found, None)
+    cut = cut_query(left.join(right, bound).groupBy(F.window("at", "5 seconds")).count())
+    joined, counted = planned_stages.planned_stages(cut, None)
     assert (joined.shift_ms, counted.shift_ms) == (-60_001, 0)
 
 
@@ -186,63 +182,67 @@ class NoSink:
         """Do nothing."""
 
 
-def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_each_stage_of_a_chain(
+    spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``explain`` prints Spark's plan of the input, and each stage with the stages that it reads."""
     in_tens(riffle_spark.on(timed(feed, spark))).explain()
-    said = capsys.readouterr().out
-    assert said.count("== Physical Plan ==") == 1
-    assert f"== Stage 1: {TENS} ==\nreads the results of {FIVES}\n" in said
+    output = capsys.readouterr().out
+    assert output.count("== Physical Plan ==") == 1
+    assert f"== Stage 1: {TENS} ==\nreads the results of {FIVES}\n" in output
 
 
-def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed: Feed) -> None:
+def test_results_that_a_batch_cannot_combine_are_refused(spark: SparkSession, feed: Feed) -> None:
     """Two stores' results at one sink are refused, and so is a join of results with their own input."""
-    one, other = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
+    left, right = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
     with pytest.raises(ConfigError, match="RIFFLE-0603"):
-        in_fives(one).union(in_fives(other)).writeStream.format("noop").start()
+        in_fives(left).union(in_fives(right)).writeStream.format("noop").start()
     with pytest.raises(ConfigError, match="RIFFLE-0604"):
-        in_fives(one).select(F.window_time("window").alias("end"), "c").join(other, F.expr("end = at")).explain()
+        in_fives(left).select(F.window_time("window").alias("end"), "c").join(right, F.expr("end = at")).explain()
 
 
 @pytest.mark.parametrize(
     ("bound", "closes"),
     [("", False), ("AND v > at", True), ("AND v < at + INTERVAL 1 MINUTE", True), ("AND c > n", False)],
 )
-def test_a_join_asks_for_batches_where_a_row_of_either_side_leaves(
+def test_a_join_requests_batches_if_rows_of_either_side_expire(
     bound: str, closes: bool, spark: SparkSession, feed: Feed
 ) -> None:
     """A join requests batches without rows if rows of either side expire, as in Spark."""
-    one, other = (riffle_spark.on(timed(feed, spark)) for _ in range(2))
-    both = one.join(other.toDF("v", "p", "c"), F.expr(f"page = p {bound}"))
+    left, right = (riffle_spark.on(timed(feed, spark)) for _ in range(2))
+    both = left.join(right.toDF("v", "p", "c"), F.expr(f"page = p {bound}"))
     (planned,) = planned_stages.planned_stages(cut_query(both), None)
     assert planned.closes is closes
 
 
-def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: Feed) -> None:
+def test_the_option_of_store_names_follows_the_order_of_explain(spark: SparkSession, feed: Feed) -> None:
     """The option of store names applies to the stages in the order of ``explain``. A stage without a name keeps its
     default.
     """
-    found = cut_query(in_tens(riffle_spark.on(timed(feed, spark))))
+    cut = cut_query(in_tens(riffle_spark.on(timed(feed, spark))))
     for names, stores in (("one", ["one", TENS]), (" one , two", ["one", "two"]), (",two", [FIVES, "two"])):
-        assert [one.store for one in planned_stages.planned_stages(found, names)] == stores
+        assert [stage.store for stage in planned_stages.planned_stages(cut, names)] == stores
     for names in ("one,one", f",{FIVES}"):
         with pytest.raises(ConfigError, match="RIFFLE-0324"):
-            planned_stages.planned_stages(found, names)
+            planned_stages.planned_stages(cut, names)
 
 
 @pytest.mark.long
-def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_both_inputs_of_a_join_of_results(
+    spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A join of results reads two stages, and each gets its own rows. Its watermark is the earlier of the two."""
-    one, other = (in_fives(riffle_spark.on(timed(feed, spark))) for _ in range(2))
-    both = one.join(other.toDF("v", "p", "d"), F.expr("window = v AND page = p"))
+    left, right = (in_fives(riffle_spark.on(timed(feed, spark))) for _ in range(2))
+    both = left.join(right.toDF("v", "p", "d"), F.expr("window = v AND page = p"))
     both.explain()
-    said = capsys.readouterr().out
-    assert said.count("== Physical Plan ==") == 2
-    assert f"reads the results of {FIVES} and {FIVES}-2\n" in said
+    output = capsys.readouterr().out
+    assert output.count("== Physical Plan ==") == 2
+    assert f"reads the results of {FIVES} and {FIVES}-2\n" in output
     planned = planned_stages.planned_stages(cut_query(both), None)
-    moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-1, -5_000, 0), strict=True)]
+    moved = [replace(stage, shift_ms=shift) for stage, shift in zip(planned, (-1, -5_000, 0), strict=True)]
     made = stage_rows.operators_of(moved, "append", NoSink())
-    assert [one.shift_ms for one in made] == [0, 0, -5_000]
+    assert [stage.shift_ms for stage in made] == [0, 0, -5_000]
     schema = stage_rows.input_of(planned).schema
     nulls = [(None,) * len(kind.names) for kind in (field.dataType for field in schema) if isinstance(kind, StructType)]
     batch = spark.createDataFrame([(nulls[0], None), (None, nulls[1]), (None, nulls[1])], schema, verifySchema=False)
-    assert [one.reads.frame(batch, {}, 0).count() for one in made[:2] if one.reads] == [1, 2]
+    assert [stage.reads.frame(batch, {}, 0).count() for stage in made[:2] if stage.reads] == [1, 2]

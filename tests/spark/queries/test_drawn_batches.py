@@ -36,7 +36,7 @@ BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
 @pytest.mark.parametrize("name", DRAWN)
 @settings(max_examples=EXAMPLES, phases=PHASES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=BATCHES)
-def test_drawn_batches_are_answered_as_by_spark(
+def test_random_batches_have_sparks_results(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, drawn: list[tuple[str, str]]
 ) -> None:
     """Wrapped queries return Spark's results for random batches."""

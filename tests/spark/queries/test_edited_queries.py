@@ -296,7 +296,7 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
     [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base)) for base, edit in EDITS],
 )
 @pytest.mark.sample("aggregate: another expression of the key", "functions: a time-out", "joins: other bounds")
-def test_an_edit_keeps_migrates_or_refuses(
+def test_an_edited_query_continues_migrates_or_is_refused(
     base: str, edit: str, spark: SparkSession, ran: Callable[[str], tuple[Path, Feed]], tmp_path: Path
 ) -> None:
     """An edited query continues a copy of the state with the expected rows, or is refused and commits nothing."""
@@ -317,7 +317,7 @@ def test_an_edit_keeps_migrates_or_refuses(
     assert (sorted(map(tuple, found.selectExpr(*columns.split(", ")).collect())) if found else []) == rows
 
 
-def test_the_option_adds_to_the_setting(spark: SparkSession, tmp_path: Path) -> None:
+def test_accepted_names_of_option_and_setting_are_combined(spark: SparkSession, tmp_path: Path) -> None:
     """The names in the option ``riffle.accept`` are added to those in the setting."""
     spark.conf.set("spark.riffle.accept", "distinct.page-n")
     try:
@@ -330,7 +330,9 @@ def test_the_option_adds_to_the_setting(spark: SparkSession, tmp_path: Path) -> 
     ("option", "setting"), [("c", "distinct.page-n"), pytest.param("distinct.page-n", "", marks=pytest.mark.long)]
 )
 @pytest.mark.long
-def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stage_that_returns_after_its_removal_is_refused(
+    option: str, setting: str, spark: SparkSession, tmp_path: Path
+) -> None:
     """A stage that was removed for a batch and returns is refused, unless its store is accepted by option or
     setting.
     """

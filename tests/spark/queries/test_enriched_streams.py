@@ -79,7 +79,7 @@ def rows_of(name: str, rows: Rows) -> list[Mapping[str, object]]:
 
 
 @pytest.mark.long
-def test_each_event_is_answered_once_with_what_the_tables_have_then(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_event_is_joined_once_with_the_current_table_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Each event is joined once with the tables' current rows, through two tables and a restart.
 
     Both tables share one root and one commit per batch.

@@ -50,7 +50,7 @@ def by_page(events: DataFrame) -> DataFrame:
     return events.groupBy("page").agg(F.count("*").alias("visits"), F.sum("n").alias("total"))
 
 
-def test_an_aggregate_continues_a_frame_once(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_an_aggregate_starts_from_its_initial_frame_once(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """An aggregate starts from its initial frame once. A restart with another frame continues the stored state."""
     frame = spark.createDataFrame([("a", 10, 100), ("b", 20, 200)], "page string, visits long, total long")
     assert run(spark, feed, tmp_path, by_page, {"aggregate.page": frame.select("total", "page", "visits")}) == [
@@ -65,7 +65,7 @@ def test_an_aggregate_continues_a_frame_once(spark: SparkSession, feed: Feed, tm
 
 
 @pytest.mark.long
-def test_a_de_duplication_knows_the_keys_of_a_frame(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_deduplication_drops_keys_of_its_initial_frame(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A de-duplication drops rows whose keys are in the initial frame."""
     frame = spark.createDataFrame([("a",)], "page string")
     assert [
@@ -77,7 +77,7 @@ def test_a_de_duplication_knows_the_keys_of_a_frame(spark: SparkSession, feed: F
 
 
 @pytest.mark.long
-def test_open_sessions_of_a_frame_go_on(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_open_sessions_of_the_initial_frame_continue(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Rows extend an open session of the initial frame, and other sessions of it end by the watermark."""
     feed.add([{"at": "2026-01-01T01:00:00Z", "page": "z", "n": 0}])
     frame = spark.createDataFrame(
@@ -116,7 +116,7 @@ def test_open_sessions_of_a_frame_go_on(spark: SparkSession, feed: Feed, tmp_pat
         ("aggregate.page", "page string, visits int, total long", "RIFFLE-1633"),
     ],
 )
-def test_frames_that_do_not_fit_are_refused(
+def test_an_initial_frame_with_a_wrong_store_or_columns_is_refused(
     spark: SparkSession, feed: Feed, tmp_path: Path, store: str, columns: str, error: str | None
 ) -> None:
     """A frame for an unknown store, or with wrong columns, is refused before anything is written."""

@@ -107,7 +107,7 @@ def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, 
 
 
 @pytest.mark.long
-def test_a_batch_that_comes_again_has_the_same_late_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_repeated_batch_delivers_the_same_late_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """If the sink of results fails after the commit, the late rows are delivered again with the same delivery id."""
     kept = Kept()
     kept.failures = 1
@@ -153,7 +153,9 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_late_rows_are_refused_where_there_are_none(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_late_row_output_is_refused_if_no_row_can_be_late(
+    name: str, spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
     """A side output of late rows is refused if the query has no late rows, or joins two streams."""
     query, mode, said = REFUSED[name]
     timed = feed.stream(spark) if name == "no watermark" else feed.stream(spark).withWatermark("at", "10 seconds")
@@ -163,7 +165,7 @@ def test_late_rows_are_refused_where_there_are_none(name: str, spark: SparkSessi
         query(events).writeStream.outputMode(mode).format("noop").start()
 
 
-def test_late_rows_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_two_side_outputs_of_late_rows_are_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A query has one side output for late rows: two different ones are refused, and one stream's holds for all.
 
     A function with too few parameters is refused at once.

@@ -119,7 +119,7 @@ def run(
 
 
 @pytest.mark.long
-def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_dead_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """The folder has each dead letter once, also of a repeated batch, and can be read as a table. State continues
     without their rows.
     """
@@ -142,7 +142,7 @@ def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.needs_spark4("transformWithState")
-def test_letters_of_a_stage_between_go_to_a_function(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_dead_letters_of_an_inner_stage_go_to_a_function(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """The function gets the dead letters of a stage that is not the last one, before the results of the batch.
 
     If a committed batch is delivered again, it gets them again with the same delivery id.
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
         pytest.param("two functions", marks=pytest.mark.needs_spark4("transformWithState")),
     ],
 )
-def test_letters_are_refused_where_no_row_can_be_one(
+def test_a_dead_letter_output_is_refused_without_a_users_function(
     name: str, spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:  # fmt: skip
     """A side output of dead letters is refused if the query has no user's function or more than one."""
@@ -192,7 +192,7 @@ def test_letters_are_refused_where_no_row_can_be_one(
         query(events).writeStream.outputMode("append" if name != "aggregate" else "update").format("noop").start()
 
 
-def test_letters_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_two_side_outputs_of_dead_letters_are_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Two side outputs of dead letters in one query are refused. A function with too few parameters is
     refused at once.
     """

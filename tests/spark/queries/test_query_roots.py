@@ -102,7 +102,7 @@ def test_a_query_with_its_id_continues_whatever_else_changed(
     assert choose_root(home, replace(COUNTS, query_id="c", **change)).root == counts  # type: ignore[arg-type]
 
 
-def test_an_existing_root_stays_its_querys_root(home: Home, process: set[str]) -> None:
+def test_a_query_keeps_the_existing_root_with_its_log(home: Home, process: set[str]) -> None:
     """A query whose log is directly below the root keeps it, as in earlier versions. A second query gets its own root
     below.
     """
@@ -132,7 +132,7 @@ def test_a_new_checkpoint_does_not_lose_the_state_silently(home: Home, process: 
     assert len(query_names(open_store(home.root))) == 2
 
 
-def test_a_new_checkpoint_of_an_existing_root_is_no_new_query(home: Home, process: set[str]) -> None:
+def test_a_query_with_a_new_checkpoint_gets_the_existing_root(home: Home, process: set[str]) -> None:
     """A query with a new checkpoint gets an existing root, whatever its name is. Only a separate root starts it without
     state.
     """
@@ -159,7 +159,7 @@ def test_two_queries_of_one_process_may_have_the_same_operators(home: Home, proc
     assert choose_root(home, replace(third, name="third")).root == f"{home.root}/query=third"
 
 
-def test_a_query_that_ended_before_its_first_batch_has_its_root_already(home: Home, process: set[str]) -> None:
+def test_a_query_that_ended_before_its_first_batch_keeps_its_root(home: Home, process: set[str]) -> None:
     """A query that ended before its first batch gets the same root at its next start."""
     start(home, USERS, "u")
     other = replace(USERS, checkpoint="file:/checkpoints/other")
@@ -176,7 +176,7 @@ def test_a_temporary_checkpoint_has_a_new_root_each_time(home: Home) -> None:
     assert start(home, temporary, "t1") != start(home, temporary, "t2")
 
 
-def test_a_command_takes_the_only_query_of_a_root_and_names_several(home: Home) -> None:
+def test_a_command_uses_the_only_query_of_a_root_or_lists_several(home: Home) -> None:
     """A command on a shared root uses its only query. If there are several, the error lists them."""
     assert only_root(home.root) == home.root
     counts = start(home, COUNTS, "c")
@@ -194,7 +194,7 @@ def test_a_command_takes_the_only_query_of_a_root_and_names_several(home: Home) 
     assert CliRunner().invoke(main, ["verify", users]).exit_code == 0
 
 
-def test_the_queries_below_an_existing_root_are_not_foreign(home: Home) -> None:
+def test_verify_ignores_the_queries_below_an_existing_root(home: Home) -> None:
     """The verification of a query in an existing root ignores the queries below it."""
     commit(home.root, "c", "aggregate.page")
     start(home, USERS, "u")

@@ -18,7 +18,7 @@ After a restart Spark 3.5 refuses the state of these joins (``StateSchemaNotComp
 """
 
 
-def test_every_recording_is_of_a_shape() -> None:
+def test_every_recording_belongs_to_a_shape() -> None:
     """Every recording belongs to a shape, so a removed shape's recording must be deleted."""
     assert {path.name for path in FOLDER.iterdir()} == {f"{name}.json" for name in SHAPES}
 
@@ -33,14 +33,14 @@ def _runs_on(version: str, shape: Shape) -> bool:
     return not version.startswith("3.") or (shape.kind != "processor" and shape.name not in NEEDS_SPARK4)
 
 
-def test_recordings_are_of_what_shapes_are_fed_now() -> None:
+def test_recordings_have_the_current_input_of_their_shapes() -> None:
     """Recordings are of the shapes' current input. After a change run ``python -m tests.kit.queries.record_shapes
     --only NAME``.
     """
     assert [name for name, shape in SHAPES.items() if digest_of(shape) != shape.digest] == []
 
 
-def test_steps_columns_and_watermarks_count() -> None:
+def test_different_steps_columns_and_watermarks_are_differences() -> None:
     """Steps, values, columns and watermarks that differ are differences. The last digits of floating-point numbers are
     not.
     """

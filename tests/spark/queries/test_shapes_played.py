@@ -52,7 +52,7 @@ def _marks(shape: Shape, names: tuple[str, ...]) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("shape", of(OFTEN))
 @pytest.mark.sample("outer_full", "dedup_by_time", "session_meeting")
-def test_a_wrapped_query_answers_what_sparks_own_did(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
+def test_a_wrapped_query_has_sparks_recorded_results(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """A wrapped query has Spark's recorded results and figures.
 
     A shape that is marked as missing or different must still differ.
@@ -86,7 +86,7 @@ def _comparable(shape: Shape, changes: operator_figures.Changes) -> operator_fig
 
 @pytest.mark.parametrize("shape", of(LIVE))
 @pytest.mark.long
-def test_spark_does_again_what_is_recorded(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
+def test_sparks_own_query_still_has_the_recorded_results(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """Spark's own query still has the recorded results."""
     with operator_figures.listening(spark) as received:
         assert difference(play(spark, shape, tmp_path), recorded(shape)) == ""

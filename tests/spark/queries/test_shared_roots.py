@@ -160,7 +160,7 @@ def test_a_query_that_was_refused_is_refused_at_its_next_start_too(
 
 
 @pytest.mark.long
-def test_a_query_without_a_checkpoint_starts_anew_with_a_warning(
+def test_a_query_without_a_checkpoint_starts_empty_with_a_warning(
     events: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A query without a checkpoint location starts without state, as in Spark, and a warning names the option."""
@@ -173,7 +173,7 @@ def test_a_query_without_a_checkpoint_starts_anew_with_a_warning(
     assert len(query_names(open_store(f"file://{tmp_path}/state"))) == 2
 
 
-def test_the_same_query_started_again_is_compared_with_its_stores(events: DataFrame, tmp_path: Path) -> None:
+def test_a_query_with_changed_operators_is_refused_on_its_checkpoint(events: DataFrame, tmp_path: Path) -> None:
     """A query whose operators changed is refused on its own checkpoint, also in a shared root."""
     first = end(writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start())
     with pytest.raises(ConfigError, match="RIFFLE-0330"):

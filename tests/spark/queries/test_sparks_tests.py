@@ -148,6 +148,6 @@ def test_sparks_own_test_passes(of: str, name: str, spark: SparkSession, tmp_pat
     run_wrapped(spark, TESTS[of, name], name, tmp_path)
 
 
-def test_what_is_named_is_there() -> None:
+def test_every_listed_name_is_a_test_of_pyspark() -> None:
     """Every name in the lists is a test of PySpark."""
     assert {*OFTEN, *NOT} <= {name for _, name in TESTS}

@@ -85,7 +85,7 @@ class Counting:
 @pytest.mark.spark
 @pytest.mark.newer_spark
 @pytest.mark.long
-def test_a_query_goes_on_with_the_state_of_a_job(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_takes_over_the_state_of_a_job(spark: SparkSession, tmp_path: Path) -> None:
     """A query takes over a job's state and checkpoint: each row counts once, although Spark has not committed the job's
     last batch and the query's first one is repeated.
 
@@ -149,7 +149,7 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
         ({"store": "others", "taken": "total"}, "RIFFLE-0328.*others"),
     ],
 )
-def test_what_cannot_be_taken_over_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+def test_state_that_cannot_be_taken_over_is_refused_by_column(given: dict[str, Any], said: str) -> None:
     """State that cannot be taken over is refused before the query runs, and the error names the columns as the option
     expects them.
     """
@@ -157,7 +157,7 @@ def test_what_cannot_be_taken_over_is_refused_by_name(given: dict[str, Any], sai
         start(**given)
 
 
-def test_what_is_taken_over_is_said_of_each_column() -> None:
+def test_new_and_removed_columns_must_be_accepted_by_name() -> None:
     """Stored columns may get wider types. New and removed columns must be accepted by name."""
     start(taken="visits, total, most")
     start(STATE.set(2, pa.field("most", pa.int64())), taken="visits,total,most")
@@ -165,7 +165,7 @@ def test_what_is_taken_over_is_said_of_each_column() -> None:
     start(FEWER, taken="visits,most", accepted="total")
 
 
-def test_names_are_listed_as_they_are() -> None:
+def test_names_of_unnamed_columns_can_be_copied_from_the_error() -> None:
     """Names of unnamed columns, which may have spaces and commas, can be copied from the error message into
     the option.
     """
@@ -179,7 +179,7 @@ def test_names_are_listed_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("time", "mode"), [("EventTime", "complete"), ("None", "append"), ("None", "update")])
-def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMode, mode: str) -> None:
+def test_a_store_with_ending_windows_cannot_switch_to_complete_mode(time: TimeMode, mode: str) -> None:
     """A store in complete mode cannot continue in another mode if its windows end, nor the other way round. All other
     modes can.
     """
@@ -196,7 +196,7 @@ def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMo
 
 
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])
-def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
+def test_a_store_with_other_keys_is_refused_until_it_is_accepted(accepted: str) -> None:
     """If a store of the same kind with other keys was removed, the query is refused until the removed store is
     accepted.
     """
@@ -213,7 +213,7 @@ def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
     check_stored([query], {"distinct.page": {}}, accepted, "")
 
 
-def test_a_stage_that_comes_or_goes_beside_one_of_its_name_is_refused() -> None:
+def test_adding_or_removing_a_stage_with_a_shared_name_is_refused() -> None:
     """If one of several stages with the same name is added or removed, the query is refused, because their numbers may
     shift.
     """

@@ -43,7 +43,7 @@ def _quick(spark: SparkSession) -> None:
 
 def texts(columns: Columns) -> list[str]:
     """Return an expression for the text of each column."""
-    return [f"{one.text} AS {one.name}" for one in columns]
+    return [f"{column.text} AS {column.name}" for column in columns]
 
 
 def beside_duplicates(columns: Columns) -> Build:
@@ -53,20 +53,26 @@ def beside_duplicates(columns: Columns) -> Build:
 
 def aggregated(columns: Columns) -> Build:
     """Return a query with the columns as values and order columns of aggregate functions."""
-    calls = [(call, one) for one in columns for call in _OF_VALUES]
-    calls += [(call, one) for one in columns if one.is_ordered for call in _OF_ORDERED]
-    calls += [("collect_list({})", one) for one in columns if one.name != "c_void"]
+    calls = [(call, column) for column in columns for call in _OF_VALUES]
+    calls += [(call, column) for column in columns if column.is_ordered for call in _OF_ORDERED]
+    calls += [("collect_list({})", column) for column in columns if column.name != "c_void"]
     # Spark's streams collect NaN again in each batch. Its batch queries and riffle collect it once.
-    calls += [("collect_set({})", one) for one in columns if one.is_key and one.type not in ("void", "float", "double")]
+    calls += [
+        ("collect_set({})", column)
+        for column in columns
+        if column.is_key and column.type not in ("void", "float", "double")
+    ]
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
-        named = [F.expr(call.format(one.name)).alias(f"f{at}") for at, (call, one) in enumerate(calls)]
-        told = []
-        for at, (call, one) in enumerate(calls):
-            value = f"array_sort(f{at})" if call.startswith("collect_set") else f"f{at}"
-            text = f"to_json({value})" if one.type == "variant" and "count" not in call else f"CAST({value} AS STRING)"
-            told.append(f"hex({text}) AS `{call.format(one.name)}`")
-        return typed(rows, columns).groupBy("k").agg(*named).selectExpr("k", *told)
+        named = [F.expr(call.format(column.name)).alias(f"f{index}") for index, (call, column) in enumerate(calls)]
+        selected = []
+        for index, (call, column) in enumerate(calls):
+            value = f"array_sort(f{index})" if call.startswith("collect_set") else f"f{index}"
+            text = (
+                f"to_json({value})" if column.type == "variant" and "count" not in call else f"CAST({value} AS STRING)"
+            )
+            selected.append(f"hex({text}) AS `{call.format(column.name)}`")
+        return typed(rows, columns).groupBy("k").agg(*named).selectExpr("k", *selected)
 
     return build
 
@@ -75,10 +81,10 @@ def joined(columns: Columns) -> Build:
     """Return a query with the columns as values of both sides of a join. Matching rows are of different runs."""
 
     def build(rows: DataFrame, others: DataFrame) -> DataFrame:
-        right = [f"{one.name} AS right_{one.name}" for one in columns]
+        right = [f"{column.name} AS right_{column.name}" for column in columns]
         other = typed(others, columns).selectExpr("n AS m", "k AS j", *right)
         pairs = typed(rows, columns).join(other, F.expr("k = j AND m = n + 8"))
-        more = [f"{replace(one, name=f'right_{one.name}').text} AS right_{one.name}" for one in columns]
+        more = [f"{replace(column, name=f'right_{column.name}').text} AS right_{column.name}" for column in columns]
         return pairs.selectExpr("n", *texts(columns), *more)
 
     return build
@@ -95,13 +101,13 @@ def spread(rows: DataFrame, columns: Columns) -> DataFrame:
 
 def grouped(columns: Columns) -> Build:
     """Return a query with the columns as keys of an aggregate."""
-    names = [one.name for one in columns]
+    names = [column.name for column in columns]
     return lambda rows, _: spread(rows, columns).groupBy("t", *names).count().selectExpr("t", "count", *texts(columns))
 
 
 def once(columns: Columns) -> Build:
     """Return a query with the columns as keys of ``dropDuplicates``."""
-    names = ["t", *(one.name for one in columns)]
+    names = ["t", *(column.name for column in columns)]
     return lambda rows, _: spread(rows, columns).dropDuplicates(names).selectExpr("t", "n", *texts(columns))
 
 
@@ -109,9 +115,9 @@ def paired(columns: Columns) -> Build:
     """Return a query with the columns as keys of a join."""
 
     def build(rows: DataFrame, others: DataFrame) -> DataFrame:
-        right = [f"{one.name} AS right_{one.name}" for one in columns]
+        right = [f"{column.name} AS right_{column.name}" for column in columns]
         other = spread(others, columns).selectExpr("n AS m", "t AS u", *right)
-        same = " AND ".join(f"{one.name} <=> right_{one.name}" for one in columns)
+        same = " AND ".join(f"{column.name} <=> right_{column.name}" for column in columns)
         pairs = spread(rows, columns).join(other, F.expr(f"t = u AND {same}"))
         return pairs.selectExpr("t", "n", "m", *texts(columns))
 
@@ -136,15 +142,15 @@ def check(spark: SparkSession, folder: Path, position: str, files: int) -> None:
     rows for it.
     """
     query, mode, of_keys = POSITIONS[position]
-    chosen, others = [one for one in KEPT if one.is_key], list[TypeColumn]()
+    chosen, others = [column for column in KEPT if column.is_key], list[TypeColumn]()
     if not of_keys:
-        chosen, others = [*KEPT], [replace(one, is_ordered=False, is_key=False) for one in COLLATED]
-    plain = [replace(one, values=(_COLLATION.sub("", one.values[0]),)) for one in others]
+        chosen, others = [*KEPT], [replace(column, is_ordered=False, is_key=False) for column in COLLATED]
+    plain = [replace(column, values=(_COLLATION.sub("", column.values[0]),)) for column in others]
     expected = play(spark, query([*chosen, *plain]), folder / "spark", mode, is_wrapped=False, files=files)
-    found = play(spark, query([*chosen, *others]), folder / "riffle", mode, is_wrapped=True, files=files)
-    check_cells(found, expected)
+    results = play(spark, query([*chosen, *others]), folder / "riffle", mode, is_wrapped=True, files=files)
+    check_cells(results, expected)
     columns = [*chosen, *others]
-    print(f"{position}: {len(columns)} types, {sum(len(one.values) + 1 for one in columns)} cells as in Spark")
+    print(f"{position}: {len(columns)} types, {sum(len(column.values) + 1 for column in columns)} cells as in Spark")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +187,9 @@ def test_text_of_bounded_length_in_a_table_is_kept_as_in_spark(kind: str, spark:
         for side in ("spark", "riffle")
     }
     check_cells(runs["riffle"], runs["spark"])
-    assert [row["k"] for row in runs["riffle"][1]] == [f"key {at}{'  ' if kind == 'char(7)' else ''}" for at in (0, 1)]
+    assert [row["k"] for row in runs["riffle"][1]] == [
+        f"key {index}{'  ' if kind == 'char(7)' else ''}" for index in (0, 1)
+    ]
 
 
 def _sums(*functions: str) -> Build:
@@ -191,18 +199,18 @@ def _sums(*functions: str) -> Build:
 
 
 @pytest.mark.long
-def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_sum_beyond_38_digits_is_null_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """A sum that exceeds 38 digits is NULL without ANSI mode and for ``try_sum``, also after a restart."""
     spark.conf.set("spark.sql.ansi.enabled", "false")
     query = _sums("sum", "try_sum")
     expected = play(spark, query, tmp_path / "spark", "update", is_wrapped=False, files=2)
-    found = play(spark, query, tmp_path / "riffle", "update", is_wrapped=True, files=2)
+    results = play(spark, query, tmp_path / "riffle", "update", is_wrapped=True, files=2)
     assert {(row["sum"], row["try_sum"]) for run in expected for row in run} == {(None, None)}
-    check_cells(found, expected)
+    check_cells(results, expected)
 
 
 @pytest.mark.long
-def test_a_sum_beyond_all_digits_fails_the_query_in_ansi_mode_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_sum_beyond_38_digits_fails_in_ansi_mode_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """A sum that exceeds 38 digits fails the query in ANSI mode, with Spark's error condition."""
     spark.conf.set("spark.sql.ansi.enabled", "true")
     for name in ("spark", "riffle"):
@@ -212,23 +220,23 @@ def test_a_sum_beyond_all_digits_fails_the_query_in_ansi_mode_as_in_spark(spark:
 
 def passed(columns: Columns, frame: DataFrame) -> DataFrame:
     """Return the output of a user's function that returns its columns unchanged."""
-    output = ", ".join(["k string", "n long", *(f"{one.name} {one.type}" for one in columns)])
+    output = ", ".join(["k string", "n long", *(f"{column.name} {column.type}" for column in columns)])
     groups = typed(frame, columns).groupBy("k")
     return groups.applyInPandasWithState(gives_back, output, "n long", "append", "NoTimeout")
 
 
 @pytest.mark.long
-def test_functions_give_columns_back_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_functions_return_columns_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """``applyInPandasWithState`` returns columns of all types that pandas supports unchanged, as in Spark."""
-    columns = [one for one in KEPT if one.pandas]
+    columns = [column for column in KEPT if column.pandas]
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
         return passed(columns, rows).selectExpr("k", "n", *texts(columns))
 
     expected = play(spark, build, tmp_path / "spark", "append", is_wrapped=False, files=2)
-    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True, files=2)
-    check_cells(found, expected)
-    print(f"input and output of functions: {sum(len(one.values) + 1 for one in columns)} cells as in Spark")
+    results = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True, files=2)
+    check_cells(results, expected)
+    print(f"input and output of functions: {sum(len(column.values) + 1 for column in columns)} cells as in Spark")
 
 
 @pytest.mark.long
@@ -239,8 +247,8 @@ def test_state_of_each_type_is_read_back_as_in_spark(spark: SparkSession, tmp_pa
         return rows.groupBy("k").applyInPandasWithState(keeps_types, ANSWER, STATE, "append", "NoTimeout")
 
     expected = play(spark, build, tmp_path / "spark", "append", is_wrapped=False)
-    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
-    check_cells(found, expected)
+    results = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
+    check_cells(results, expected)
     print(f"state of a function: {STATE_CELLS} cells as in Spark")
 
 
@@ -274,46 +282,48 @@ def streams(spark: SparkSession, tmp_path: Path) -> tuple[DataFrame, DataFrame]:
     return rows, others
 
 
-def _marks(one: RefusedColumn) -> list[pytest.MarkDecorator]:
-    if one.name == "r_calendar":
+def _marks(column: RefusedColumn) -> list[pytest.MarkDecorator]:
+    if column.name == "r_calendar":
         return [pytest.mark.needs_spark4("calendar intervals in PySpark's schemas")]
-    return [pytest.mark.needs_spark4("grouping by maps")] if one.name == "r_map" else []
+    return [pytest.mark.needs_spark4("grouping by maps")] if column.name == "r_map" else []
 
 
 def refusals(
-    streams: tuple[DataFrame, DataFrame], folder: Path, one: RefusedColumn
+    streams: tuple[DataFrame, DataFrame], folder: Path, column: RefusedColumn
 ) -> Iterator[tuple[str, ConfigError]]:
     """Yield each use of the column that Spark accepts, with the error that refuses it."""
     rows, others = streams
-    rows = rows.selectExpr("n", "k", f"{one.sql} AS {one.name}")
+    rows = rows.selectExpr("n", "k", f"{column.sql} AS {column.name}")
     for use, query in {**ROWS_USES, **GROUP_USES}.items():
         try:
-            writer = query(rows, others, one.name).writeStream.outputMode("update" if use in GROUP_USES else "append")
+            writer = query(rows, others, column.name).writeStream.outputMode(
+                "update" if use in GROUP_USES else "append"
+            )
             writer.format("noop").option("checkpointLocation", str(folder / "checkpoint")).start()
         except AnalysisException:  # Spark does not compare this type or group by it.
             continue
         except ConfigError as refused:
             yield use, refused
         else:
-            pytest.fail(f"{use} of {one.type} was started")
+            pytest.fail(f"{use} of {column.type} was started")
 
 
-@pytest.mark.parametrize("one", [pytest.param(one, id=one.name, marks=_marks(one)) for one in REFUSED])
+@pytest.mark.parametrize("column", [pytest.param(column, id=column.name, marks=_marks(column)) for column in REFUSED])
 @pytest.mark.sample(step=3)
 def test_a_type_that_cannot_be_kept_is_refused_at_the_start(
-    one: RefusedColumn, streams: tuple[DataFrame, DataFrame], tmp_path: Path
+    column: RefusedColumn, streams: tuple[DataFrame, DataFrame], tmp_path: Path
 ) -> None:
     """A type that cannot be kept is refused in every position. The error names the column and the type."""
-    found = dict(refusals(streams, tmp_path, one))
-    assert {"beside dropDuplicates", "max_by", "join", "key", "function"} <= found.keys()
-    for use, error in found.items():
+    errors = dict(refusals(streams, tmp_path, column))
+    assert {"beside dropDuplicates", "max_by", "join", "key", "function"} <= errors.keys()
+    for use, error in errors.items():
         if error.id in (rules.REFUSED["array_key"].id, rules.REFUSED["void_key"].id):
             assert use in ("key", "dropDuplicates", "join key")
-            assert one.name in error.where
+            assert column.name in error.where
             continue
-        assert one.path in error.problem, use
-        assert one.type in error.problem, use
-    print(f"{one.name}: refused in {len(found)} positions")
+        assert column.path in error.problem, use
+        assert column.type in error.problem, use
+    print(f"{column.name}: refused in {len(errors)} positions")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +336,7 @@ def test_a_type_that_cannot_be_kept_is_refused_at_the_start(
         ("array(1)", "key", "RIFFLE-0616"),
     ],
 )
-def test_a_type_that_is_no_key_or_order_is_refused_as_such(
+def test_a_type_for_values_only_is_refused_as_key_and_order(
     sql: str, use: str, words: str, streams: tuple[DataFrame, DataFrame], tmp_path: Path
 ) -> None:
     """A type that can be a value but not a key or order column is refused in these positions."""

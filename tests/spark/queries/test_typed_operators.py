@@ -25,12 +25,12 @@ pytestmark = pytest.mark.spark
 
 UNIT_LOSING = ("c_hours", "c_required", "c_required_array", "c_required_map")
 """Columns with day-time intervals of other units. Arrow has one type for all units, so results have days to seconds."""
-WHOLE = [one for one in KEPT if one.name not in UNIT_LOSING]
+WHOLE = [column for column in KEPT if column.name not in UNIT_LOSING]
 
 
 def texts(columns: list[TypeColumn]) -> list[str]:
     """Return an expression for the text of each column."""
-    return [f"{one.text} AS {one.name}" for one in columns]
+    return [f"{column.text} AS {column.name}" for column in columns]
 
 
 def rows_of(spark: SparkSession, batch: int) -> DataFrame:
@@ -53,12 +53,12 @@ def play(operators: list[Stateful], frames: list[DataFrame], folder: Path, shown
 
 def last_rows(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Output the state of each key, and store the last row of each key."""
-    latest = {k: at for at, k in enumerate(rows["k"].to_pylist())}
+    latest = {k: row_index for row_index, k in enumerate(rows["k"].to_pylist())}
     return state, rows.take(list(latest.values())).select(state.column_names)
 
 
 @pytest.mark.long
-def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_function_on_arrow_stores_and_returns_every_type(spark: SparkSession, tmp_path: Path) -> None:
     """A function on Arrow has columns of every type in its state and output, and reads back the values of the batch
     before.
     """
@@ -73,7 +73,7 @@ def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, t
         expected = frames[batch].where(f"n >= {8 * batch + 6}").selectExpr(*shown)
         assert results[batch + 1] == sorted(expected.collect(), key=repr)
     assert results[0] == []
-    print(f"state and output of a function on Arrow: {sum(len(one.values) + 1 for one in WHOLE)} cells")
+    print(f"state and output of a function on Arrow: {sum(len(column.values) + 1 for column in WHOLE)} cells")
 
 
 @pytest.mark.long
@@ -81,21 +81,21 @@ def test_the_last_row_has_every_type(spark: SparkSession, tmp_path: Path) -> Non
     """``last`` returns the last row of a batch query for every type, after a restart without local copies."""
     frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]
 
-    lasts = aggregate(**{one.name: last(one.name) for one in WHOLE})
+    lasts = aggregate(**{column.name: last(column.name) for column in WHOLE})
     operators = [_stateful("k", lasts, tmp_path, order_by="n") for _ in frames]
     shown = ["k", *texts(WHOLE)]
     expected = [frame.where(f"n >= {8 * batch + 6}").selectExpr(*shown) for batch, frame in enumerate(frames)]
-    assert play(operators, frames, tmp_path, shown) == [sorted(one.collect(), key=repr) for one in expected]
-    print(f"last rows: {sum(len(one.values) + 1 for one in WHOLE)} cells")
+    assert play(operators, frames, tmp_path, shown) == [sorted(frame.collect(), key=repr) for frame in expected]
+    print(f"last rows: {sum(len(column.values) + 1 for column in WHOLE)} cells")
 
 
 NO_ROWS = {"c_invalid", "c_timestamp_far", "c_ntz_far", "c_variant", "c_void"}
 
 
 @pytest.mark.long
-def test_a_processor_with_rows_gives_every_type_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_processor_with_rows_returns_every_type_unchanged(spark: SparkSession, tmp_path: Path) -> None:
     """A processor with rows returns values of every type unchanged."""
-    columns = [one for one in WHOLE if one.name not in NO_ROWS]
+    columns = [column for column in WHOLE if column.name not in NO_ROWS]
     frames = [typed(rows_of(spark, batch), columns) for batch in range(2)]
 
     operators = [
@@ -105,25 +105,25 @@ def test_a_processor_with_rows_gives_every_type_back(spark: SparkSession, tmp_pa
     shown = ["k", "n", *texts(columns)]
     results = play(operators, frames, tmp_path, shown)
     assert results == [sorted(frame.selectExpr(*shown).collect(), key=repr) for frame in frames]
-    print(f"input and output of a processor with rows: {sum(len(one.values) + 1 for one in columns)} cells")
+    print(f"input and output of a processor with rows: {sum(len(column.values) + 1 for column in columns)} cells")
 
 
 _NOT_SORTED = ("c_array", "c_required_array", "c_struct")
-ORDERED = [one for one in KEPT if one.is_ordered and one.name not in _NOT_SORTED]
+ORDERED = [column for column in KEPT if column.is_ordered and column.name not in _NOT_SORTED]
 """Columns that can be an order column. Arrow sorts NULL within structs and arrays last, and Spark first."""
 
 
 @pytest.mark.long
 def test_rows_are_ordered_by_columns_of_every_type_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """The last row by a column is that of Spark's ``max_by``. Equal values are ordered by the number of the row."""
-    for one in ORDERED:
-        frame = typed(rows_of(spark, 0), [one])
-        order = ["is_there", one.name, "n"]
-        operator = _stateful("k", aggregate(n=last("n")), tmp_path / one.name, order_by=order)
-        rows = frame.selectExpr("*", f"{one.name} IS NOT NULL AS is_there")
-        (found,) = play([operator], [rows], tmp_path / one.name, ["k", "n"])
-        expected = frame.groupBy("k").agg(F.expr(f"max_by(n, struct({one.name}, n))").alias("n"))
-        assert found == sorted(expected.collect(), key=repr), one.name
+    for column in ORDERED:
+        frame = typed(rows_of(spark, 0), [column])
+        order = ["is_there", column.name, "n"]
+        operator = _stateful("k", aggregate(n=last("n")), tmp_path / column.name, order_by=order)
+        rows = frame.selectExpr("*", f"{column.name} IS NOT NULL AS is_there")
+        (results,) = play([operator], [rows], tmp_path / column.name, ["k", "n"])
+        expected = frame.groupBy("k").agg(F.expr(f"max_by(n, struct({column.name}, n))").alias("n"))
+        assert results == sorted(expected.collect(), key=repr), column.name
 
 
 Make = Callable[[str, Path], Stateful]
@@ -157,40 +157,41 @@ def refusal(operator: Stateful, frame: DataFrame, folder: Path) -> ConfigError:
     return refused.value
 
 
-def marks_of(index: int, one: RefusedColumn) -> list[pytest.MarkDecorator]:
+def marks_of(index: int, column: RefusedColumn) -> list[pytest.MarkDecorator]:
     """Return the marks of a refused column. ``./run test`` runs every twelfth."""
     marks = [pytest.mark.long] if index % 12 else []
-    if one.name == "r_calendar":
+    if column.name == "r_calendar":
         return [*marks, pytest.mark.needs_spark4("calendar intervals in PySpark's schemas")]
     return marks
 
 
 @pytest.mark.parametrize(
-    "one", [pytest.param(one, marks=marks_of(index, one), id=one.name) for index, one in enumerate(REFUSED)]
+    "column",
+    [pytest.param(column, marks=marks_of(index, column), id=column.name) for index, column in enumerate(REFUSED)],
 )
 def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
-    one: RefusedColumn, spark: SparkSession, tmp_path: Path
+    column: RefusedColumn, spark: SparkSession, tmp_path: Path
 ) -> None:
     """A type that cannot be kept is refused in every position and in an initial state. The error names the column and
     the type.
     """
     spark.udf.register("vector_of", vector_of, VectorUDT())
-    frame = rows_of(spark, 0).selectExpr("n", "k", f"{one.sql} AS {one.name}")
-    refused = {use: refusal(make(one.name, tmp_path), frame, tmp_path) for use, make in USES.items()}
+    frame = rows_of(spark, 0).selectExpr("n", "k", f"{column.sql} AS {column.name}")
+    refused = {use: refusal(make(column.name, tmp_path), frame, tmp_path) for use, make in USES.items()}
     started = transform_with_state(
         GivesBack(), key="k", output="k string", settings=settings_in(tmp_path), initial_state=frame
     )
     refused["initial state"] = refusal(started, frame.select("k", "n"), tmp_path)
     for use, error in refused.items():
-        assert one.path in error.problem, use
-        assert one.type in error.problem, use
+        assert column.path in error.problem, use
+        assert column.type in error.problem, use
 
 
 @pytest.mark.parametrize(
     ("sql", "use"), [(sql, use) for sql in ("NULL", "array(n)") for use in ("key", "order", "max")]
 )
 @pytest.mark.sample(step=4)
-def test_a_type_that_is_no_key_or_order_is_refused_as_such(
+def test_a_type_for_values_only_is_refused_as_key_and_order(
     sql: str, use: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     """A type that can be a value but not a key or order column is refused in these positions."""
@@ -212,7 +213,7 @@ def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     ids=str,
 )
 @pytest.mark.sample(step=3)
-def test_a_declared_type_that_cannot_be_kept_or_answered_is_refused(
+def test_a_declared_type_that_cannot_be_kept_is_refused(
     part: str, kind: pa.DataType, words: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     """A type that a function on Arrow declares and that cannot be kept is refused with its column, before the function

@@ -40,7 +40,7 @@ def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataF
 @pytest.mark.long
 @pytest.mark.needs_spark4("transformWithState")
 @pytest.mark.parametrize("form", FORMS)
-def test_processors_give_columns_back_as_in_spark(form: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_processors_return_columns_as_in_spark(form: str, spark: SparkSession, tmp_path: Path) -> None:
     """A processor returns columns of all types that pandas supports, as in Spark."""
     names = [f"{one.text} AS {one.name}" for one in READABLE]
 
@@ -80,7 +80,7 @@ def test_variables_of_each_type_are_read_back_as_in_spark(
 @pytest.mark.long
 @pytest.mark.needs_spark4("transformWithState")
 @pytest.mark.parametrize("way", ["value", "list", "map"])
-def test_an_interval_is_kept_in_a_variable_and_not_by_spark(way: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_variable_stores_an_interval_although_sparks_cannot(way: str, spark: SparkSession, tmp_path: Path) -> None:
     """An interval in a variable is read back as stored. Spark's own operator fails the query."""
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:

@@ -44,7 +44,7 @@ def same(
 
 @pytest.mark.smoke
 @pytest.mark.long
-def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_function_may_be_applied_before_the_frame_is_wrapped(spark: SparkSession, tmp_path: Path) -> None:
     """A function of groups may be applied to a plain frame that is wrapped afterwards. It gets all columns in order."""
 
     def count(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
@@ -63,7 +63,7 @@ def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.long
-def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_users_aggregates_equal_pandas_over_all_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Users' aggregate functions return the results of all rows at once, over several batches and a restart."""
     mean, latest = riffle_spark.user_aggregate(WeightedMean()), riffle_spark.user_aggregate(Latest(2))
 
@@ -78,7 +78,7 @@ def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSessi
 
 
 @pytest.mark.long
-def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, tmp_path: Path) -> None:
+def test_top_k_returns_the_first_rows_of_sparks_sorted_list(spark: SparkSession, tmp_path: Path) -> None:
     """``top_k`` returns the first rows of Spark's sorted list of all rows so far, with NULL last."""
     top, whole = (
         riffle_spark.top_k(2, "n long, at timestamp"),

@@ -76,12 +76,12 @@ def by_page(events: DataFrame) -> DataFrame:
     return events.groupBy("page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
 
 
-def keeping(frame: DataFrame, found: Batches, checkpoint: Path | str, mode: str = "update") -> DataStreamWriter:
+def keeping(frame: DataFrame, results: Batches, checkpoint: Path | str, mode: str = "update") -> DataStreamWriter:
     """Return a writer that keeps the rows of each batch that is not empty."""
 
     def keep(rows: DataFrame, batch_id: int) -> None:
         if kept := sorted(rows.collect()):
-            found[batch_id] = kept
+            results[batch_id] = kept
 
     return frame.writeStream.outputMode(mode).foreachBatch(keep).option("checkpointLocation", str(checkpoint))
 
@@ -97,7 +97,7 @@ def played(writer: DataStreamWriter) -> StreamingQuery:
 
 
 @pytest.mark.long
-def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
+def test_empty_maps_and_lists_without_an_offsets_buffer_are_processed(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
     """Rows with maps and nested lists are processed although the JVM writes empty ones without an offsets buffer."""
@@ -105,23 +105,23 @@ def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
         "map('k', n) AS m", "array(array(page)) AS ll", "array(map(page, array(n))) AS lm",
         "cast(array(array()) AS array<array<string>>) AS no",
     )  # fmt: skip
-    one = Feed(tmp_path / "in", feed.schema)
-    one.add([{"at": BEGIN.isoformat(), "page": "a", "n": 1}])
+    source = Feed(tmp_path / "in", feed.schema)
+    source.add([{"at": BEGIN.isoformat(), "page": "a", "n": 1}])
 
     def query(events: DataFrame) -> DataFrame:
         return events.selectExpr("page", "n", *nested, "struct(*) AS all").dropDuplicates(["page"])
 
-    expected, found = Batches(), Batches()
-    played(keeping(query(one.stream(spark)), expected, tmp_path / "spark", "append"))
-    wrapped = riffle_spark.on(one.stream(spark), settings=settings_in(tmp_path))
-    played(keeping(query(wrapped), found, tmp_path / "ours", "append"))
-    assert found == expected
-    assert found[0][0].m == {"k": 1}
+    expected, results = Batches(), Batches()
+    played(keeping(query(source.stream(spark)), expected, tmp_path / "spark", "append"))
+    wrapped = riffle_spark.on(source.stream(spark), settings=settings_in(tmp_path))
+    played(keeping(query(wrapped), results, tmp_path / "ours", "append"))
+    assert results == expected
+    assert results[0][0].m == {"k": 1}
 
 
 @pytest.mark.smoke
 @pytest.mark.long
-def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_restarted_query_writes_sparks_results_once(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A query that is restarted writes Spark's results to files, each batch once. Its root is beside the checkpoint."""
     some = Feed(tmp_path / "in", feed.schema)
     chance = random.Random(5)
@@ -133,15 +133,15 @@ def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Fe
             writer = in_windows(events).writeStream.format("parquet").partitionBy("page").trigger(availableNow=True)
             query = writer.option("checkpointLocation", str(tmp_path / "c" / name)).start(str(tmp_path / name))
             assert query.awaitTermination(120)
-    found, expected = (spark.read.parquet(str(tmp_path / name)) for name in ("ours", "spark"))
-    assert found.columns == expected.columns
-    assert sorted(found.collect()) == sorted(expected.collect())
-    assert found.count() > 4
+    written, expected = (spark.read.parquet(str(tmp_path / name)) for name in ("ours", "spark"))
+    assert written.columns == expected.columns
+    assert sorted(written.collect()) == sorted(expected.collect())
+    assert written.count() > 4
     assert [each.kind for each in records(f"file://{tmp_path}/c/ours/riffle")].count("claim") == 2
 
 
 @pytest.mark.long
-def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_after_a_rollback_need_another_path(spark: SparkSession, tmp_path: Path) -> None:
     """After a rollback, the old output path is refused at each start and stays unchanged. A new path gets all batches
     from there on once.
     """
@@ -177,15 +177,15 @@ def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_p
     assert count_into("new") == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
-def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_query_without_a_stateful_operator_runs_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A wrapped query without a stateful operator runs as Spark's own query, without a root."""
-    found = Batches()
+    results = Batches()
     frame = riffle_spark.on(feed.stream(spark)).where("n > 90").select("page")
-    writer = keeping(frame, found, tmp_path / "c", "append").queryName("plain").trigger(processingTime="0 seconds")
+    writer = keeping(frame, results, tmp_path / "c", "append").queryName("plain").trigger(processingTime="0 seconds")
     query = played(writer)
     assert type(query) is StreamingQuery
     assert query.name == "plain"
-    assert sum(map(len, found.values())) == feed.table(spark).where("n > 90").count()
+    assert sum(map(len, results.values())) == feed.table(spark).where("n > 90").count()
     assert not (tmp_path / "c" / "riffle").exists()
 
 
@@ -225,15 +225,17 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
     assert seen == [0, *range(files)]
     assert isinstance(again, StreamQuery)
     assert [report.version for report in again.reports] == list(range(files))
-    told = json.loads(again._jsq.lastProgress().json())
-    (kept,), (idle,) = (again._progress({**told, "batchId": files - at})["stateOperators"] for at in (1, 0))
+    progress = json.loads(again._jsq.lastProgress().json())
+    (kept,), (idle,) = (
+        again._progress({**progress, "batchId": files - distance})["stateOperators"] for distance in (1, 0)
+    )
     assert (kept["numRowsUpdated"], idle["numRowsUpdated"], idle["numRowsTotal"]) == (3, 0, kept["numRowsTotal"])
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
     assert times == {record.version: {record.time_ms} for record in batches}
 
 
 @pytest.mark.long
-def test_dates_stay_in_the_zone_that_a_query_was_made_in(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_dates_use_the_time_zone_of_the_querys_definition(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Local dates use the time zone that the session had when the query was defined, whatever is set later."""
     hours = dict[int, set[tuple[int, int]]]()
 
@@ -256,7 +258,7 @@ def test_dates_stay_in_the_zone_that_a_query_was_made_in(spark: SparkSession, fe
     assert hours == {number: {(14, 0)} for number in range(FILES)}
 
 
-def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_an_unknown_riffle_option_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """An unknown option that starts with ``riffle.`` is refused, with the nearest known name."""
     query = by_page(riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)))
     with pytest.raises(ConfigError, match=r"Unknown option 'riffle.acept'(?s:.)*Did you mean 'riffle.accept'"):
@@ -265,7 +267,7 @@ def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, f
 
 
 @pytest.mark.long
-def test_a_changed_query_tells_what_it_keeps_on(
+def test_a_result_whose_meaning_changes_under_its_name_is_refused(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A result whose meaning changes under its name is refused. Warnings name new and removed results."""
@@ -273,10 +275,10 @@ def test_a_changed_query_tells_what_it_keeps_on(
 
     def run(*columns: Any, **options: str) -> list[Row]:
         some.add(events_of(0, random.Random(1)))
-        found = Batches()
+        results = Batches()
         frame = riffle_spark.on(some.stream(spark), settings=settings_in(tmp_path)).groupBy("page").agg(*columns)
-        played(keeping(frame, found, tmp_path / "c").options(**options))
-        return found[max(found)]
+        played(keeping(frame, results, tmp_path / "c").options(**options))
+        return results[max(results)]
 
     first = run(F.count("*").alias("c"), F.sum("n").alias("t"))
     with pytest.raises(ConfigError, match="RIFFLE-0334"):
@@ -284,9 +286,9 @@ def test_a_changed_query_tells_what_it_keeps_on(
     with caplog.at_level(logging.WARNING, "riffle_spark"):
         second = run(F.count("*").alias("c"), F.min("n").alias("least"))
     assert [(row.page, row.c) for row in second] == [(row.page, 3 * row.c) for row in first]
-    told = [record.getMessage() for record in caplog.records]
-    assert any("RIFFLE-0336" in text and "least" in text for text in told)
-    assert any("RIFFLE-0337" in text and "sum(n)" in text for text in told)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert any("RIFFLE-0336" in text and "least" in text for text in warnings)
+    assert any("RIFFLE-0337" in text and "sum(n)" in text for text in warnings)
     with pytest.raises(ConfigError, match="RIFFLE-0338"):
         run(F.count("*").alias("c"), F.min("n").alias("lowest"))
     accepted = run(F.count("n").alias("c"), **{"riffle.accept": "c"})
@@ -297,7 +299,7 @@ def test_a_changed_query_tells_what_it_keeps_on(
 
 
 @pytest.mark.long
-def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_changed_join_is_refused_if_buffered_rows_lack_a_column(spark: SparkSession, tmp_path: Path) -> None:
     """A changed join is refused if its buffered rows lack a column, or do not record whether they had a partner."""
     clicks = Feed(tmp_path / "clicks", "at timestamp, page string, n long")
     views = Feed(tmp_path / "views", "bt timestamp, view string, m long")
@@ -306,13 +308,13 @@ def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: 
     def run(how: str, *columns: str, **options: str) -> list[Row]:
         views.add([{"bt": BEGIN.isoformat(), "view": "a", "m": 5}])
         left, right = (
-            riffle_spark.on(one.stream(spark), settings=settings_in(tmp_path)).withWatermark(time, "1 minute")
-            for one, time in ((clicks, "at"), (views, "bt"))
+            riffle_spark.on(source.stream(spark), settings=settings_in(tmp_path)).withWatermark(time, "1 minute")
+            for source, time in ((clicks, "at"), (views, "bt"))
         )
         condition = "page = view AND bt BETWEEN at AND at + INTERVAL 1 HOUR"
-        found, joined = Batches(), left.join(right, F.expr(condition), how).select(*columns)
-        played(keeping(joined, found, tmp_path / "c", "append").options(**options))
-        return [row for _, rows in sorted(found.items()) for row in rows]
+        results, joined = Batches(), left.join(right, F.expr(condition), how).select(*columns)
+        played(keeping(joined, results, tmp_path / "c", "append").options(**options))
+        return [row for _, rows in sorted(results.items()) for row in rows]
 
     assert run("inner", "page", "m") == [Row(page="a", m=5)]
     with pytest.raises(ConfigError, match="RIFFLE-0335"):
@@ -323,26 +325,28 @@ def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: 
     assert run("inner", "n", "page", **{"riffle.accept": "n"}) == [Row(n=None, page="a")]
 
 
-def test_a_query_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_each_part_of_a_query(
+    spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``explain`` shows the part that Spark runs, each stage with its keys and columns, and the part after it."""
     in_windows(riffle_spark.on(feed.stream(spark))).explain()
-    said = capsys.readouterr().out
-    told = [
+    output = capsys.readouterr().out
+    lines = [
         "== Run by Spark ==", "== Physical Plan ==", "== Stage 0: aggregate.window-page ==",
         "keys: window_start timestamp[us, tz=UTC], window_end timestamp[us, tz=UTC], page string",
         "Count: c int64; count(1)", "Sum: t int64; sum(n)", "late and due by window_end, 10000 ms behind",
         "== Then, on each batch's results ==", "Filter (c",
     ]  # fmt: skip
-    assert [line for line in told if line not in said] == []
+    assert [line for line in lines if line not in output] == []
     riffle_spark.on(feed.stream(spark)).where("n > 1").explain(True)
-    said = capsys.readouterr().out
-    assert "Analyzed Logical Plan" in said
-    assert "RIFFLE-" not in said
+    output = capsys.readouterr().out
+    assert "Analyzed Logical Plan" in output
+    assert "RIFFLE-" not in output
 
 
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataStreamWriter], str]] = {
     "no checkpoint": (lambda e: by_page(e).writeStream.format("noop2").outputMode("update"), "RIFFLE-0340"),
-    "a root that has to be said": (
+    "a root that has to be set": (
         lambda e: (
             by_page(e).writeStream.format("noop").outputMode("update").option("checkpointLocation", "hdfs://none/x")
         ),
@@ -356,28 +360,30 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataStreamWriter], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed: Feed) -> None:
+def test_a_query_without_a_checkpoint_or_usable_root_is_refused(name: str, spark: SparkSession, feed: Feed) -> None:
     """A query without a checkpoint or usable root, or with a continuous trigger, is refused with a remedy."""
-    writer, said = REFUSED[name]
-    with pytest.raises(ConfigError, match=said) as refused:
+    writer, error_id = REFUSED[name]
+    with pytest.raises(ConfigError, match=error_id) as refused:
         writer(riffle_spark.on(feed.stream(spark))).start()
     assert refused.value.remedy
 
 
-def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_arguments_of_start_count_like_earlier_calls_of_the_writer(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
     """Arguments of ``start`` count like earlier calls of the writer.
 
     A default checkpoint location of the session is used with the query's name, and the root is beside the checkpoint.
     """
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     writer = in_windows(events).writeStream
-    told: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"partitionBy": "nothing"}, "UNRESOLVED_COLUMN.*nothing"), ({"partitionBy": ["page", "none"]}, "none"),
         ({"outputMode": "complete", "format": "json"}, "complete"),
         ({"format": "memory", "partitionBy": []}, "RIFFLE-0359"),
     ]  # fmt: skip
-    for options, said in told:
-        with pytest.raises((AnalysisException, ConfigError), match=said):
+    for options, message in cases:
+        with pytest.raises((AnalysisException, ConfigError), match=message):
             writer.start(str(tmp_path / "out"), **{"format": "parquet", **options}, checkpointLocation=str(tmp_path))
     spark.conf.set("spark.sql.streaming.checkpointLocation", f"{tmp_path}/all/")
     named = WriterSettings((WriterCall("queryName", ("visits",), {}),))
@@ -397,15 +403,15 @@ def test_metrics_are_observed_before_the_operator(spark: SparkSession, feed: Fee
     """Metrics of ``observe`` before the operator are in Spark's progress, and those after it are not."""
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     rows = F.count("*").alias("rows")
-    found = Batches()
-    query = played(keeping(by_page(events.observe("before", rows)).observe("after", rows), found, tmp_path / "ours"))
+    results = Batches()
+    query = played(keeping(by_page(events.observe("before", rows)).observe("after", rows), results, tmp_path / "ours"))
     metrics = [dict(each["observedMetrics"]) for each in query.recentProgress]
     assert sum(each["before"]["rows"] for each in metrics if each) == 25 * FILES
     assert not any("after" in each for each in metrics)
-    assert len(found) == FILES
+    assert len(results) == FILES
 
 
-def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:
+def test_a_third_parameter_is_refused_if_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:
     """A ``foreachBatch`` function with a third parameter is refused if Spark runs the query, which has no
     delivery ids.
     """
@@ -414,7 +420,7 @@ def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSess
         writer.start()
 
 
-def test_what_spark_refuses_is_sparks_error(spark: SparkSession, feed: Feed) -> None:
+def test_modes_and_arguments_that_spark_refuses_raise_its_error(spark: SparkSession, feed: Feed) -> None:
     """Modes and arguments that Spark refuses raise Spark's errors."""
     events = riffle_spark.on(feed.stream(spark), settings=Settings(root="file:///nowhere"))
     with pytest.raises(AnalysisException, match=r"STREAMING_OUTPUT_MODE|Append output mode not supported"):

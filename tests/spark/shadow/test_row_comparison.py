@@ -22,7 +22,7 @@ ROWS = st.lists(st.tuples(VALUES, st.integers(0, 2)), max_size=8)
 
 
 @given(spark=ROWS, riffle=ROWS, order=st.randoms(use_true_random=False))
-def test_the_difference_is_that_of_multisets(spark: list[Row], riffle: list[Row], order: random.Random) -> None:
+def test_repeated_rows_count_in_a_difference(spark: list[Row], riffle: list[Row], order: random.Random) -> None:
     """The difference is that of two multisets, so repeated rows count."""
     shuffled = list(riffle)
     order.shuffle(shuffled)

@@ -106,7 +106,7 @@ def of_shapes() -> list[object]:
 
 @pytest.mark.parametrize("shape", of_shapes())
 @pytest.mark.long
-def test_a_query_is_equal_on_both(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
+def test_a_query_has_equal_rows_on_both_engines(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """The query reads all rows, and both engines return the same ones."""
     conf = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {}), **RESTARTABLE, **shape.conf}
     with configured(spark, conf):
@@ -206,7 +206,7 @@ def of_odd_queries() -> list[object]:
 
 @pytest.mark.parametrize("name", of_odd_queries())
 @pytest.mark.long
-def test_a_query_of_odd_values_is_equal_on_both(spark: SparkSession, name: str, tmp_path: Path) -> None:
+def test_odd_values_are_equal_on_both_engines(spark: SparkSession, name: str, tmp_path: Path) -> None:
     """Both engines return equal rows for text that is not UTF-8, NULL structs with NOT NULL fields, NULL variants and
     untyped NULL.
     """
@@ -314,7 +314,7 @@ def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_function_that_uses_a_new_stream_later_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A function that uses a new stream in a later call is refused, because the stream has no recorded rows."""
     calls: list[None] = []
     plain = counts(tmp_path / "in", [[1]])
@@ -328,7 +328,7 @@ def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_only_some_batches_are_compared(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_number_of_compared_batches_can_be_limited(spark: SparkSession, tmp_path: Path) -> None:
     """The number of compared batches can be limited."""
     with configured(spark, QUICK):
         report = compare(spark, counts(tmp_path / "in", [[1]] * 4), tmp_path, batches=2)
@@ -337,7 +337,7 @@ def test_only_some_batches_are_compared(spark: SparkSession, tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-def test_a_source_that_always_has_rows_is_followed_for_its_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_endless_source_is_recorded_for_a_limited_time(spark: SparkSession, tmp_path: Path) -> None:
     """A source that always has rows is recorded for a limited time, and the recorded rows are compared."""
 
     def query(session: SparkSession) -> Query:
@@ -400,7 +400,7 @@ def test_the_command_prints_a_report(spark: SparkSession, tmp_path: Path, monkey
     ],
     ids=["nothing", "without riffle"],
 )
-def test_other_functions_are_refused(
+def test_a_function_that_returns_no_wrapped_query_is_refused(
     spark: SparkSession, tmp_path: Path, query: Callable[[SparkSession], Any], id: str
 ) -> None:
     """A function must return a query that calls riffle_spark.on."""
