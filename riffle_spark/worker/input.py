@@ -23,7 +23,7 @@ _CHECKED_KEYS = 256
 _GROUP_BITS = 15
 """Bits of a key-group's number: there are at most 32,768 key-groups."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number, so that the same key in several shards gets distant marks."""
+"""An odd factor of the key-group. It gives equal keys in different shards very different marks."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LARGEST = 2**63 - 1
 
@@ -56,7 +56,10 @@ class KeysOfStores:
         self._found: tuple[tuple[object, ...], pa.Table, TouchedKeys] | None = None
 
     def find(self, order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
-        """Return what ``find_touched_keys`` returns, without computing it again for the keys of the store before."""
+        """Return the touched keys of a store (``find_touched_keys``).
+
+        The result of the previous store is returned again if both stores have the same keys.
+        """
         routing = (order.key, order.routing, order.total, order.slots[slot], order.by_key, order.keyless)
         routed = rows.select([KEY_GROUP, HASH, *order.key])
         if self._found is None or self._found[0] != routing or not self._found[1].equals(routed):
@@ -111,7 +114,7 @@ def _without_rows(order: Order, slot: int) -> TouchedKeys:
     """Return the only key of an aggregate without grouping if it belongs to this slot, else no key."""
     values = {name: pa.array([0 if name in order.routing else None], order.rows.field(name).type) for name in order.key}
     keys = pa.table(values)
-    hashes = keygroups.key_hashes(keys.columns)  # a null does not change a hash
+    hashes = keygroups.key_hashes(keys.columns)  # a null does not change the hash
     key_groups = (hashes.view(np.int64) % order.total).astype(np.int32)
     own = np.isin(key_groups, list(order.slots[slot]))
     codes = np.empty(0, dtype=np.int64)

@@ -164,7 +164,7 @@ def run_on_due(
     watermark_ms: int | None,
     timed: Timed,
 ) -> CallResult:
-    """Call the computation with due keys, at once or per key-group as for rows. Keys it does not keep are deleted.
+    """Call the computation with the due keys, once or per key-group as for rows. Delete the keys that it does not keep.
 
     ``state`` has the state of each due key. ``timed`` wraps each call.
     """
@@ -427,7 +427,7 @@ def _ranks(owners: block.IndexArray) -> npt.NDArray[np.int64]:
 
 
 def _element_timers(columns: ElementColumns, update: block.ElementUpdate) -> dict[int, int | None]:
-    """Return when the first remaining element of each key-group is due, ``None`` for never."""
+    """Return the due time of the first remaining element of each key-group, ``None`` for never."""
     first = {int(key_group): NEVER_MS for key_group in np.unique(columns.key_groups)} | dict(columns.next_ms)
     for new in update.added.values():
         key_groups, codes = np.unique(columns.key_groups[new.owners], return_inverse=True)
