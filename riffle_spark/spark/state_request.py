@@ -1,4 +1,4 @@
-"""What a frame of state reads: the options of the data source ``riffle_state``, and the pieces for Spark's tasks.
+"""The request of a frame of state: the options of the data source ``riffle_state``, and the pieces for Spark's tasks.
 
 Spark calls a data source in Python processes without a session, so nothing here uses one.
 """
@@ -40,7 +40,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class StateRequest:
-    """What to read of a root.
+    """A request to read state of a root.
 
     ``json_keys`` are JSON values of keys (``table_of_keys``). ``first_batch`` and ``last_batch`` are those of a change
     feed. Without a last batch it ends with the newest one.

@@ -111,7 +111,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class PlanPiece:
-    """A plan with holes for the results of stages. Until then a hole holds the node of its stage.
+    """A plan with holes for the results of stages. Until a result fills it, a hole holds the node of its stage.
 
     ``clocks`` are the positions of the nodes that read the current time.
     """

@@ -1,4 +1,4 @@
-"""De-duplication on a slot: the first row of each key passes. Others are dropped while the key is stored.
+"""De-duplication on a slot: the first row of each key passes. Further rows are dropped while the key is stored.
 
 The state of a key is the key itself, and within the watermark its due time: the time of the row that passed plus the
 delay. Expired keys are deleted without output.

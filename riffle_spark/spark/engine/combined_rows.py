@@ -48,7 +48,7 @@ _FAST_KEY_BITS: Final = 20
 _DEFAULT_KEY_BITS: Final = 16
 _KEY_BITS: Final = "spark.sql.codegen.aggregate.fastHashMap.capacityBit"
 _BATCHES_PER_COUNT: Final = 32
-"""The number of input partitions is read again after so many batches."""
+"""The number of batches after which the number of input partitions is read again."""
 _IS_KEY_TYPE: Final = (
     types.is_signed_integer,
     types.is_string,
@@ -61,7 +61,9 @@ _IS_KEY_TYPE: Final = (
 
 
 class _Shares(NamedTuple):
-    """Combining starts if at most ``start`` of the rows remain, and goes on while at most ``end`` of them remain."""
+    """Combining starts if at most the share ``start`` of the rows remains. It continues while at most the share ``end``
+    remains.
+    """
 
     start: float
     end: float

@@ -50,7 +50,7 @@ _ROWS = "LogicalRDD"
 _MAX_FUNCTION_BYTES = 1 << 20
 """PySpark broadcasts larger functions."""
 TRIES = 3
-"""After so many failures in a row, a plan is no longer kept."""
+"""The number of failures in a row after which a plan is no longer kept."""
 _logger = logging.getLogger("riffle_spark")
 T = TypeVar("T")
 

@@ -68,7 +68,7 @@ def compare_rows(spark: Sequence[Row], riffle: Sequence[Row], tolerance: float) 
 
 
 def _rest(rows: Sequence[Row], values: Sequence[object], counts: Counter[object]) -> list[Row]:
-    """Return the rows whose value is left in ``counts``, each as often as it says."""
+    """Return the rows whose value is left in ``counts``, each as often as it was counted."""
     left = Counter(counts)
     rest = []
     for row, value in zip(rows, values, strict=True):
