@@ -53,18 +53,15 @@ class KeysOfStores:
     """The distinct keys of a slot's rows for one store after the other. Stores with the same keys share them."""
 
     def __init__(self) -> None:
-        self._found: tuple[tuple[object, ...], pa.Table, TouchedKeys] | None = None
+        self._previous: tuple[tuple[object, ...], pa.Table, TouchedKeys] | None = None
 
     def find(self, order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
-        """Return the touched keys of a store (``find_touched_keys``).
-
-        The result of the previous store is returned again if both stores have the same keys.
-        """
+        """Return the touched keys of a store. Reuse those of the previous store if both have the same keys."""
         routing = (order.key, order.routing, order.total, order.slots[slot], order.by_key, order.keyless)
         routed = rows.select([KEY_GROUP, HASH, *order.key])
-        if self._found is None or self._found[0] != routing or not self._found[1].equals(routed):
-            self._found = (routing, routed, find_touched_keys(order, slot, rows))
-        return self._found[2]
+        if self._previous is None or self._previous[0] != routing or not self._previous[1].equals(routed):
+            self._previous = (routing, routed, find_touched_keys(order, slot, rows))
+        return self._previous[2]
 
 
 def find_touched_keys(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
