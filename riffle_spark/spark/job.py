@@ -94,7 +94,7 @@ class RunningJob:
         """Whether there is housekeeping, which also reads requests, between batches of the present run."""
 
     def is_of(self, spark: SparkSession) -> bool:
-        """Return whether the job belongs to the session's application. A process may run several applications in a row."""
+        """Return whether the job belongs to the session's application. Later ones may follow in this process."""
         return self._home.application == inventory.application_id(spark)
 
     def is_active(self) -> bool:

@@ -53,7 +53,7 @@ class FirstRows:
 
 @dataclass(frozen=True, slots=True)
 class FirstVersion:
-    """A written first version: the entries of all key-groups, and the schemas and numbers of state rows of the stores."""
+    """A written first version: the entries of all key-groups, and the schemas and row counts of the stores."""
 
     entries: Mapping[Address, Entry]
     schemas: Mapping[str, Mapping[str, str]]
