@@ -29,8 +29,9 @@ VICTIM = 1
 class Restored:
     """One cold restore.
 
-    ``size`` are the bytes that the log lists, ``fetched`` those that the batch fetched: a surviving executor may have
-    sealed some of them itself. ``plain_bytes_per_s`` is the rate of plain GETs of all listed ranges.
+    ``size`` is the number of bytes that the log lists, and ``fetched`` the number that the batch fetched. It may be
+    less, because a surviving executor may have sealed some of these bytes itself. ``plain_bytes_per_s`` is the rate of
+    plain GETs of all listed ranges.
     """
 
     size: int
@@ -51,12 +52,13 @@ class Restored:
 
 
 def cold_restore(size: Size, folder: Path) -> dict[str, object]:
-    """Three executors, no standbys; a worker dies between two batches, the next one restores what it held, the worker
-    returns, and all of it once more.
+    """Kill one of three workers several times, without standbys, and return the figures of the restores.
 
-    A restore's time is that from its batch's start to the last call of the user's function, less the same in the
-    batches after it, which have the same layout: whatever is between the store and the function is in it. Copies that
-    the worker's return makes needless go at once, so that the next restore is as cold.
+    The worker dies between two batches, and the next batch restores its key-groups. Then the worker returns.
+
+    The time of a restore is the time from the start of its batch to the last call of the user's function, minus the
+    same time in later batches with the same layout. So it includes all work between the store and the function. Copies
+    that are not needed after the worker's return are removed at once, so that the next restore is cold too.
     """
     marks = folder / "marks"
     marks.mkdir()
@@ -108,7 +110,7 @@ def _waited(marks: Path, report: BatchReport) -> float:
 
 
 def _spans(manifest: Manifest, key_groups: Collection[int], prefix: str) -> Iterator[Span]:
-    """Yield what a log lists of some key-groups."""
+    """Yield the byte ranges that a manifest lists for some key-groups."""
     for key_group in key_groups:
         entry = manifest.entry(STORE, key_group)
         if entry.snapshot is not None:

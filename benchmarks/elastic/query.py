@@ -1,4 +1,4 @@
-"""A stateful query on a cluster: feed it, wait for it, and compare it with its ledger."""
+"""A stateful query on a cluster: feed it, wait for its batches, and compare its results with the ledger."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STORE = "vectors"
 KEY_GROUPS = 32
 PLAY_SECONDS = 600.0
 AHEAD = 2
-"""How many batches wait to be read while the query plays, so that batches follow each other without a pause."""
+"""The number of files that wait while batches are measured, so that batches follow each other without a pause."""
 
 
 class Played:
-    """The batches of a stretch of play: their reports, and how long Spark says their triggers took."""
+    """Successive batches: their reports, and the times of their triggers in Spark's progress."""
 
     def __init__(self, reports: list[BatchReport], seconds: dict[int, float]) -> None:
         self.reports = reports
@@ -36,7 +36,9 @@ class Played:
         return iter(zip(self.reports, self.seconds, strict=True))
 
     def median_s(self, is_meant: Callable[[BatchReport], bool] | None = None) -> float:
-        """Return the median time of all batches, or of those that are meant; NaN if there are none."""
+        """Return the median time of all batches, or of those for which ``is_meant`` returns true; NaN if there are
+        none.
+        """
         meant = [seconds for report, seconds in self if is_meant is None or is_meant(report)]
         return float(np.median(meant)) if meant else float("nan")
 
@@ -44,9 +46,9 @@ class Played:
 class Query:
     """One query over a feed, with its state below ``s3://<bucket>/<name>`` and its checkpoint in the stage's folder.
 
-    A quarter of a key-group's records is the lag that a copy may have and be warm: an empty one never is. The query may
-    be stopped and started again, in the same application or in another one. With ``marks``, a folder, its function
-    leaves there when it was called (see ``data.called_last``).
+    A copy is warm if its lag is at most a quarter of a key-group's records, so an empty copy is never warm. The query
+    may be stopped and started again, in the same application or in another one. ``marks`` is a folder to which its
+    function writes the times of its calls (``data.called_last``).
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Query:
         self._seconds: dict[int, float] = {}
 
     def start(self, executors: int) -> None:
-        """Start it once so many executors are there."""
+        """Wait for this number of executors, and start the query."""
         spark = self.stage.session()
         self.stage.await_executors(executors)
         compute = riffle.arrow_function(advancing(self.feed.size.vector_bytes, self._marks), state=STATE, output=OUTPUT)
@@ -84,18 +86,18 @@ class Query:
 
     @property
     def run_id(self) -> str:
-        """What Spark calls this run, and the group of its jobs."""
+        """Spark's id of this run, which is also the group of its jobs."""
         assert self._query is not None, "start it first"
         return str(self._query.runId)
 
     def stop(self) -> None:
-        """Stop it after the batch that runs."""
+        """Stop the query after its current batch."""
         self._note_times()
         assert self._query is not None, "start it first"
         self._query.stop()
 
     def _take(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark gives it
-        """Keep the last count and sum of each key: a batch that comes again changes nothing."""
+        """Keep the last count and sum of each key. A repeated batch changes nothing."""
         table = rows.toArrow()
         keys = table["key"].to_numpy()
         self._counted.counts[keys] = table["count"].to_numpy()
@@ -103,16 +105,16 @@ class Query:
 
     @property
     def difference(self) -> Difference:
-        """How far what was counted is from what was fed."""
+        """The difference between the query's results and the ledger of the feed."""
         return compare(Ledger(self.feed.counts, self.feed.sums), self._counted)
 
     @property
     def done(self) -> int:
-        """How many batches are through."""
+        """The number of completed batches."""
         return self.reports[-1].version + 1 if self.reports else 0
 
     def fill(self) -> Played:
-        """Feed every key once, back to back, and return what was played."""
+        """Feed every key once, in batches without a pause. Return the batches."""
         first = self.done
         numbers = self.feed.fill()
         for number in numbers:
@@ -120,16 +122,16 @@ class Query:
         return self.played_from(first)
 
     def play(self, batches: int, rows: int | None = None) -> Played:
-        """Feed so many steady batches, to be run back to back, and return what was played."""
+        """Feed this number of steady batches, which run without a pause. Return the batches."""
         first = self.feed.batches
         for _ in range(batches):
             self.feed.steady(rows)
         return self.played_from(first)
 
     def play_until(self, is_so: Callable[[list[BatchReport]], bool], rows: int | None = None) -> Played:
-        """Feed steady batches, back to back, until ``is_so`` of the reports since; return what was played.
+        """Feed steady batches without a pause, until ``is_so`` returns true for their reports. Return the batches.
 
-        Raises ``TimeoutError`` if that takes too long, and what the query failed with.
+        Raises ``TimeoutError`` if that takes too long, and ``RuntimeError`` if the query fails.
         """
         first = self.feed.batches
         deadline = time.monotonic() + PLAY_SECONDS
@@ -145,7 +147,7 @@ class Query:
         return self.played_from(first)
 
     def rest(self, rows: int) -> None:
-        """Wait until upkeep is through with what the batches so far gave it to do, and have a small one report it."""
+        """Wait until upkeep has finished the work of all batches, then run a small batch that reports it."""
         self._await_upkeep()
         self.play(1, rows)
         self._await_upkeep()
@@ -157,7 +159,7 @@ class Query:
         wait_for("upkeep to be through", lambda: not rounds._running)  # private: the same
 
     def batch(self, rows: int | None = None) -> BatchReport:
-        """Feed one batch after all others are through, and return its report."""
+        """Feed one batch and wait until it is completed. Return its report."""
         return self.play(1, rows).reports[0]
 
     def _reports_from(self, first: int) -> list[BatchReport]:
@@ -168,14 +170,14 @@ class Query:
         return self.reports[-1].to_json() if self.reports else "no batch"
 
     def played_from(self, first: int) -> Played:
-        """Wait until all that was fed is through, and return what was played from a batch on."""
+        """Wait until all fed batches are completed. Return the batches from ``first`` on."""
         last = self.feed.batches
         self._await(lambda: self.done == last)
         self._await(lambda: self._knows_time_of(last - 1))
         return Played(self._reports_from(first), self._seconds)
 
     def _knows_time_of(self, number: int) -> bool:
-        """Tell whether Spark has said how long a batch took; it says so a little after the batch's report."""
+        """Return whether Spark has reported the time of a batch. Spark reports it shortly after the batch's own report."""
         self._note_times()
         return number in self._seconds
 

@@ -21,7 +21,7 @@ STEADY = 12
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """The stretches of the play, in their order, and what was rewritten in the store from the first one's end on."""
+    """The phases of the run in order, and the bytes that were rewritten in the store after the first phase."""
 
     two: Played
     growing: Played
@@ -33,7 +33,7 @@ class Acts:
 
     @property
     def stretches(self) -> tuple[Played, ...]:
-        """All of them."""
+        """All phases in order."""
         return self.two, self.growing, self.four, self.shrinking, self.three
 
 
@@ -80,10 +80,10 @@ def _play(stage: Stage, query: Query) -> Acts:
 
 
 def _noticed(acts: Acts) -> dict[str, object]:
-    """Return what the batches noticed, and how long the moves took.
+    """Return the effect of moves on the batches, and the time of the moves.
 
-    A batch is measured by the median of the batches without moves or warm-ups on as many owners: four slots on two
-    cores cost more than two, whoever else is at work.
+    A batch is compared with the median of the batches without moves or warm-ups on the same number of owners, because
+    four slots on two cores cost more than two.
     """
     steady = {2: acts.two.median_s(), 4: acts.four.median_s(), 3: acts.three.median_s()}
     moving = [*acts.growing, *acts.shrinking]
