@@ -57,7 +57,7 @@ def parse_case(name: str) -> CostCase:
 
 
 def figure_name(figure: str, case: str) -> str:
-    """Return the name under which a case's figure is saved. It has no point, because points separate names of figures."""
+    """Return the name under which a case's figure is saved. Points separate names, so it has none."""
     return f"{figure}.{case.replace('.', '')}"
 
 

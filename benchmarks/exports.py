@@ -8,7 +8,7 @@ its totals to Spark's metrics system, writes ``report_file``, the status object 
 by OTLP to a receiver on this machine, and listens to requests from outside. The figure of a batch is the CPU time of
 the driver's whole process tree.
 
-The exit code is 1 if the 95 % interval of a ratio lies above 1.03.
+The exit code is 1 if the whole 95 % interval of a ratio is above 1.03.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def compare(rows: int, pairs: int, warm: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare batches of each size; return 1 if exports cost more than chance explains."""
+    """Compare batches of each size. Return 1 if chance does not explain the cost of exports."""
     parser = argparse.ArgumentParser(prog="./run bench exports", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--warm", type=int, default=WARM_BATCHES)

@@ -96,9 +96,7 @@ def totals(keys: int, batches: int) -> Iterator[Batch]:
 
 
 def visits(keys: int, rows: int, batches: int) -> Iterator[Batch]:
-    """Yield rows (``at``, ``key``) of the keys with an active session. Other keys have no rows until their session has
-    ended.
-    """
+    """Yield rows (``at``, ``key``) of the keys with an active session. Other keys wait for the end of theirs."""
     random = np.random.default_rng(SEED + 3)
     for number in range(batches):
         cohort = random.integers(0, ACTIVE, rows)

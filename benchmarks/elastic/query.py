@@ -177,7 +177,7 @@ class Query:
         return Played(self._reports_from(first), self._seconds)
 
     def _knows_time_of(self, number: int) -> bool:
-        """Return whether Spark has reported the time of a batch. Spark reports it shortly after the batch's own report."""
+        """Return whether Spark has reported the time of a batch, which it does shortly after the batch."""
         self._note_times()
         return number in self._seconds
 

@@ -3,9 +3,7 @@
 A checkpoint fixes the number of state partitions, and Spark 4.0 has no tool to change it. The fastest way that works:
 
 1. Stop the query.
-
 2. Read its state with the ``statestore`` source and write it to files.
-
 3. Start another query with a new checkpoint. Its first batch reads the state as input.
 
 That needs an aggregate that can be computed from its own results, such as count, sum or maximum. Any other operator

@@ -1,4 +1,4 @@
-"""Run a benchmark of several cases, also against another revision: options, sides, their results, and printed figures."""
+"""Run a benchmark of several cases, also against another revision: options, sides, results, and figures."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def tell(
     repetitions: Callable[[Figures, int], Mapping[str, int]],
     descriptions: Mapping[str, str],
 ) -> int:
-    """Run the selected cases, also on the other revision if one is named, and print the figures. Return the exit code."""
+    """Run the selected cases, also on the revision of ``--against``, and print the figures. Return the exit code."""
     try:
         with at_revision(options.against) if options.against else nullcontext() as baseline:
             player = Player(play, nothing, options.engines.split(","), options.scale, baseline, options.rounds)

@@ -1,11 +1,11 @@
-"""Ours against what users would pick instead: Flink and Kafka Streams on the same work, machine and run.
+"""Compare riffle_spark with its alternatives: Flink and Kafka Streams, on the same work, machine and run.
 
     ./run bench peers [--json] [--only generator,kafka,latency,kill_standby,kill_cold,scale_out] [--engines riffle,...]
 
-Count and sum of 200 000 keys, or of as many as make the state large for what happens to members. Flink gives a result
-for every row, ours one for every key of a batch, Kafka Streams one for every key that leaves its cache. Flink, Kafka
-Streams and a compiler are fetched from a Maven repository on first use (350 MB); servers for large state are built with
-Go. What cannot be measured is named and left out. All of it takes about 20 minutes, with --seconds 12 about 15.
+The work is the count and sum of 200 000 keys, or of more keys if members die or join. Flink outputs a result for every
+row, riffle_spark one per key and batch, and Kafka Streams one per key that leaves its cache. The first run fetches
+Flink, Kafka Streams and a compiler from a Maven repository (350 MB), and builds servers for large state with Go.
+Figures that cannot be measured are named and left out. A full run takes about 20 minutes, with --seconds 12 about 15.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from riffle_spark.errors import RiffleError
 
 GROUPS = ("riffle", "flink_rocksdb", "kafka_streams")
 STANDING = ("riffle", "kafka_streams")
-"""Those that keep standbys."""
+"""The engines with standbys."""
 FILLED = "filled"
 GUARANTEES = {"flink_rocksdb": {"": "AT_LEAST_ONCE", "_exactly_once": "EXACTLY_ONCE"}}
-"""Flink's results can be read as they are made, or once a checkpoint has them. Ours are delivered before the commit."""
+"""Results of Flink can be read at once, or after the checkpoint that has them. riffle_spark delivers before the commit.
+"""
 Found = dict[str, float]
 
 
 class Run:
-    """A run: what it has found, by engine, and what it could not measure."""
+    """A run: its figures by engine, and the names of figures that it could not measure."""
 
     def __init__(self, options: argparse.Namespace, ground: Ground) -> None:
         self._ground = ground
@@ -46,7 +47,7 @@ class Run:
         self.repetitions: dict[str, int] = {}
 
     def side(self, name: str) -> None:
-        """Measure a side of each engine that has it, one after the other."""
+        """Measure a side on all engines that have it, one after the other."""
         if name == "generator":
             self._each(name, [*OURS, *BACKENDS], partial(self._rate, "", "rows_per_s"))
         elif name == "kafka":
@@ -59,14 +60,14 @@ class Run:
             self._same_without_standbys()
 
     def _each(self, side: str, engines: Iterable[str], measure: Callable[[str], Found]) -> None:
-        """Measure each that was asked for."""
+        """Measure each selected engine."""
         for engine in engines:
             if engine in self._engines and (engine in STANDING or side != "kill_standby"):
                 figures = self._tried(f"{side}.{engine}", partial(measure, engine))
                 self.found.setdefault(engine, {}).update(figures)
 
     def _tried(self, description: str, measure: Callable[[], Found]) -> Found:
-        """Return what is found, or say why nothing is, and return that."""
+        """Return the figures of ``measure``. If it fails, print the error and return no figures."""
         print(f"{description} ...", file=sys.stderr, flush=True)
         try:
             result = measure()
@@ -101,7 +102,7 @@ class Run:
         return {f"{case}_s": round(stood.mean, 2), f"{case}_worst_s": round(stood.worst, 2)}
 
     def _same_without_standbys(self) -> None:
-        """Flink keeps no standbys: a death is the same there with and without."""
+        """Copy the figures of a death without standbys for Flink, which has no standbys."""
         for figures in (self.found.get(name, {}) for name in BACKENDS):
             figures |= {
                 name.replace("cold", "standby"): figure
