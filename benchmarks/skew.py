@@ -27,7 +27,7 @@ from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import answer, in_process
 from benchmarks.kit.streams import session, source, wait_for_rows
 
-__all__ = ["PARTS", "Found", "figures_of", "main", "play_here"]
+__all__ = ["PARTS", "SideResult", "figures_of", "main", "play_here"]
 
 KEYS = 200_000
 SIDES = {"hot": ("uniform", "half_one_key"), "together": ("one_store", "four_stores")}
@@ -36,7 +36,7 @@ PARTS = tuple(SIDES)
 STORES = 4
 LIMIT_S = 1500.0
 WANTED = {"hot_ratio": "<= 1.3", "together_ratio": "<= 1.5", "together_input_reads": "1"}
-Found = Mapping[str, Any]
+SideResult = Mapping[str, Any]
 """The result of a side: ``seconds`` of each measured batch, ``read_rows`` of the input in one, and ``cpu_ms``."""
 
 
@@ -78,7 +78,7 @@ def _job(stores: int, settings: riffle.Settings) -> riffle.StatefulJob:
     return riffle.together(*jobs) if stores > 1 else jobs[0]
 
 
-def figures_of(part: str, plain: Found, compared: Found, rows: int) -> dict[str, float]:
+def figures_of(part: str, plain: SideResult, compared: SideResult, rows: int) -> dict[str, float]:
     """Return the figures of a part by name: times and CPU of both sides, their ratios, and reads of each input row."""
     base_s = statistics.median(plain["seconds"])
     compared_s = statistics.median(compared["seconds"])

@@ -176,11 +176,11 @@ def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
 
 def main() -> int:
     """Parse the command line and print the figures."""
-    options = cases.asked(__doc__, CASES)
+    options = cases.parse_options(__doc__, CASES)
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    return cases.tell(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
+    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def drawn(keys: int, rows: int, batches: int) -> Iterator[Batch]:
 
 
 def windowed(keys: int, rows: int, batches: int) -> Iterator[Batch]:
-    """Yield rows (``at``, ``key``, ``amount``) in six windows per batch. The watermark of each batch closes the oldest."""
+    """Yield rows (``at``, ``key``, ``amount``) in six windows per batch. Each watermark closes the oldest."""
     random = np.random.default_rng(SEED + 1)
     for number in range(batches):
         times = _between(random, number * STEP_S - LAG_S, (number + 1) * STEP_S, rows)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["OUTPUT", "STATE", "Feed", "Size", "advancing", "called_last", "vectors"]
+__all__ = ["OUTPUT", "STATE", "Feed", "Size", "last_call_time", "make_function", "vectors"]
 
 Integers = npt.NDArray[np.int64]
 SEED = 20_250_101
@@ -59,7 +59,7 @@ class _Context(Protocol):
     version: int
 
 
-def advancing(
+def make_function(
     size: int, marks: Path | None = None
 ) -> Callable[[pa.Table, pa.Table, _Context], tuple[pa.Table, pa.Table]]:
     """Return the stateful function. It gets the rows and the state of a key-group, and returns totals and new state.
@@ -89,7 +89,7 @@ def advancing(
     return advance
 
 
-def called_last(marks: Path, version: int) -> float:
+def last_call_time(marks: Path, version: int) -> float:
     """Return the time of the function's last call in a batch, over all slots, in seconds of the wall clock."""
     lines = (line.split() for file in marks.iterdir() for line in file.read_text().splitlines())
     return max(float(second) for number, second in lines if int(number) == version)

@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import riffle_spark as riffle
 from apps.demo.ledger import Difference, Ledger, compare
-from benchmarks.elastic.data import OUTPUT, STATE, Feed, advancing
+from benchmarks.elastic.data import OUTPUT, STATE, Feed, make_function
 from benchmarks.elastic.stage import POLL_SECONDS, WAIT_SECONDS, Stage, wait_for
 from riffle_spark import BatchReport
 
@@ -35,12 +35,12 @@ class Played:
     def __iter__(self) -> Iterator[tuple[BatchReport, float]]:
         return iter(zip(self.reports, self.seconds, strict=True))
 
-    def median_s(self, is_meant: Callable[[BatchReport], bool] | None = None) -> float:
-        """Return the median time of all batches, or of those for which ``is_meant`` returns true; NaN if there are
+    def median_s(self, is_selected: Callable[[BatchReport], bool] | None = None) -> float:
+        """Return the median time of all batches, or of those for which ``is_selected`` returns true; NaN if there are
         none.
         """
-        meant = [seconds for report, seconds in self if is_meant is None or is_meant(report)]
-        return float(np.median(meant)) if meant else float("nan")
+        selected = [seconds for report, seconds in self if is_selected is None or is_selected(report)]
+        return float(np.median(selected)) if selected else float("nan")
 
 
 class Query:
@@ -48,7 +48,7 @@ class Query:
 
     A copy is warm if its lag is at most a quarter of a key-group's records, so an empty copy is never warm. The query
     may be stopped and started again, in the same application or in another one. ``marks`` is a folder to which its
-    function writes the times of its calls (``data.called_last``).
+    function writes the times of its calls (``data.last_call_time``).
     """
 
     def __init__(
@@ -77,8 +77,10 @@ class Query:
         """Wait for this number of executors, and start the query."""
         spark = self.stage.session()
         self.stage.await_executors(executors)
-        compute = riffle.arrow_function(advancing(self.feed.size.vector_bytes, self._marks), state=STATE, output=OUTPUT)
-        self.job = riffle.Stateful(STORE, "key", compute, settings=self.settings).into(self._take)
+        compute = riffle.arrow_function(
+            make_function(self.feed.size.vector_bytes, self._marks), state=STATE, output=OUTPUT
+        )
+        self.job = riffle.Stateful(STORE, "key", compute, settings=self.settings).into(self._record_results)
         self.job.on_report = self.reports.append
         rows = spark.readStream.schema("key long, amount long").option("maxFilesPerTrigger", 1)
         writer = rows.parquet(str(self.feed.folder)).writeStream.foreachBatch(self.job)
@@ -96,7 +98,7 @@ class Query:
         assert self._query is not None, "start it first"
         self._query.stop()
 
-    def _take(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark gives it
+    def _record_results(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark gives it
         """Keep the last count and sum of each key. A repeated batch changes nothing."""
         table = rows.toArrow()
         keys = table["key"].to_numpy()
@@ -128,14 +130,14 @@ class Query:
             self.feed.steady(rows)
         return self.played_from(first)
 
-    def play_until(self, is_so: Callable[[list[BatchReport]], bool], rows: int | None = None) -> Played:
-        """Feed steady batches without a pause, until ``is_so`` returns true for their reports. Return the batches.
+    def play_until(self, is_reached: Callable[[list[BatchReport]], bool], rows: int | None = None) -> Played:
+        """Feed steady batches without a pause, until ``is_reached`` returns true for their reports. Return the batches.
 
         Raises ``TimeoutError`` if that takes too long, and ``RuntimeError`` if the query fails.
         """
         first = self.feed.batches
         deadline = time.monotonic() + PLAY_SECONDS
-        while not is_so(self._reports_from(first)):
+        while not is_reached(self._reports_from(first)):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{self.done - first} batches in {PLAY_SECONDS:g} s, not yet as wanted: {self._last}"
@@ -173,10 +175,10 @@ class Query:
         """Wait until all fed batches are completed. Return the batches from ``first`` on."""
         last = self.feed.batches
         self._await(lambda: self.done == last)
-        self._await(lambda: self._knows_time_of(last - 1))
+        self._await(lambda: self._is_timed(last - 1))
         return Played(self._reports_from(first), self._seconds)
 
-    def _knows_time_of(self, number: int) -> bool:
+    def _is_timed(self, number: int) -> bool:
         """Return whether Spark has reported the time of a batch, which it does shortly after the batch."""
         self._note_times()
         return number in self._seconds
@@ -187,9 +189,9 @@ class Query:
             if progress["numInputRows"] > 0:
                 self._seconds[progress["batchId"]] = progress["durationMs"]["triggerExecution"] / 1000
 
-    def _await(self, is_so: Callable[[], bool]) -> None:
+    def _await(self, is_reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
-        while not is_so():
+        while not is_reached():
             self._check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"batch {self.done} is not through after {WAIT_SECONDS:g} s")

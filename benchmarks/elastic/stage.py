@@ -22,10 +22,10 @@ WAIT_SECONDS = 240.0
 POLL_SECONDS = 0.05
 
 
-def wait_for(description: str, is_so: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
-    """Wait until ``is_so`` returns true, and return the seconds. Raise ``TimeoutError`` if it takes too long."""
+def wait_for(description: str, is_reached: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
+    """Wait until ``is_reached`` returns true, and return the seconds. Raise ``TimeoutError`` if it takes too long."""
     started = time.monotonic()
-    while not is_so():
+    while not is_reached():
         if time.monotonic() - started > seconds:
             raise TimeoutError(f"waited {seconds:g} s in vain for {description}")
         time.sleep(POLL_SECONDS)

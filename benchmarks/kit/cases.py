@@ -17,7 +17,7 @@ from benchmarks.kit.side import HERE, Code, alternately, at_revision
 from benchmarks.kit.streams import median
 from riffle_spark.errors import RiffleError
 
-__all__ = ["Case", "Figures", "Played", "Player", "Side", "asked", "run", "tell"]
+__all__ = ["Case", "Figures", "Played", "Player", "Side", "parse_options", "run", "run_and_print"]
 
 Figures = dict[str, float]
 SCALED = ("keys", "rows")
@@ -116,7 +116,7 @@ def run(names: Iterable[str], cases: Mapping[str, Case[SideT, PlayedT]], player:
     return {name: round(value, 3) for name, value in figures.items() if not math.isnan(value)}
 
 
-def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:
+def parse_options(text: str | None, cases: Collection[str]) -> argparse.Namespace:
     """Parse the command line. Return the options, with the selected cases as ``names``. Exit if a case is unknown."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(cases), help="these cases (%(default)s)")
@@ -132,7 +132,7 @@ def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:
     return options
 
 
-def tell(
+def run_and_print(
     options: argparse.Namespace,
     cases: Mapping[str, Case[SideT, PlayedT]],
     play: Callable[[SideT, Code], PlayedT],

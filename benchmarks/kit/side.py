@@ -27,7 +27,7 @@ THEIRS = ("riffle_spark", "conf")
 OURS = ("apps", "benchmarks", "tests")
 TEXT = 4_000
 Name = TypeVar("Name")
-Found = TypeVar("Found")
+SideResult = TypeVar("SideResult")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,12 @@ def _check(ran: str, code: Code) -> None:
         raise RuntimeError(f"the product of {ran} ran, not that of {code.folder}")
 
 
-def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], Found]) -> dict[Name, list[Found]]:
+def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], SideResult]) -> dict[Name, list[SideResult]]:
     """Run all sides in each round, in reverse order in every other round.
 
     So load on the machine and the order of sides affect all sides alike.
     """
-    results: dict[Name, list[Found]] = {side: [] for side in sides}
+    results: dict[Name, list[SideResult]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
             results[side].append(run(side))

@@ -48,7 +48,7 @@ def alone(programs: Programs, backend: str, work: Work, store: S3Server) -> Chil
     """Start a job in its own process, with two slots."""
     local = {"taskmanager.memory.managed.size": "512m", "taskmanager.memory.network.min": "128m"}
     settings = {**_settings(backend, work, store), **local, "taskmanager.memory.network.max": "128m"}
-    words = words_of(work.told, settings)
+    words = words_of(work.arguments, settings)
     return programs.start(work.name, "FlinkTotals", words, "flink", HEAP_MB)
 
 
@@ -86,13 +86,13 @@ def checkpoints(folder: Path) -> dict[str, int]:
     answer.
     """
     with suppress(OSError, ValueError, LookupError):
-        (job, *_) = _asked(folder, "/jobs")["jobs"]
-        counts = _asked(folder, f"/jobs/{job['id']}/checkpoints")["counts"]
+        (job, *_) = _get_json(folder, "/jobs")["jobs"]
+        counts = _get_json(folder, f"/jobs/{job['id']}/checkpoints")["counts"]
         return {"completed": counts["completed"], "failed": counts["failed"]}
     return {}
 
 
-def _asked(folder: Path, path: str) -> Any:
+def _get_json(folder: Path, path: str) -> Any:
     with urllib.request.urlopen(f"http://127.0.0.1:{_port_in(folder)}{path}", timeout=5) as answer:
         return json.load(answer)
 
@@ -122,7 +122,7 @@ class FlinkGroup(Group):
         for _ in range(members):
             self.add()
         manager.wait_until(lambda: self._registered() == members, START_SECONDS)
-        arguments = {**self._work.told, "port": _port_in(self._work.folder)}
+        arguments = {**self._work.arguments, "port": _port_in(self._work.folder)}
         ours = {**self._settings, "parallelism.default": 2 * members if self._grows else members}
         self._start("client", "FlinkTotals", words_of(arguments, ours), 256)
 
@@ -133,7 +133,7 @@ class FlinkGroup(Group):
 
     def _registered(self) -> int:
         with suppress(OSError, ValueError, LookupError):
-            return len(_asked(self._work.folder, "/taskmanagers")["taskmanagers"])
+            return len(_get_json(self._work.folder, "/taskmanagers")["taskmanagers"])
         return 0
 
     def add(self) -> None:

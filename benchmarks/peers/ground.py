@@ -18,7 +18,7 @@ from benchmarks.peers.kafka_streams import StreamsGroup
 from benchmarks.peers.moves import Play, Watching
 from benchmarks.peers.ours import RiffleGroup
 from benchmarks.peers.programs import Programs
-from benchmarks.peers.readings import StandStill, ages_ms
+from benchmarks.peers.readings import Downtime, ages_ms
 from benchmarks.peers.throughput import Rate, measured
 from benchmarks.peers.work import Group, Work
 
@@ -130,7 +130,7 @@ class Ground:
         since = min(result.at for result in results) + seconds * WARM_UP
         return ages_ms(results, since, since + seconds)
 
-    def stood(self, engine: str, case: str, state_mb: int, seconds: float) -> StandStill:
+    def downtime(self, engine: str, case: str, state_mb: int, seconds: float) -> Downtime:
         """Return the downtime of an engine's partitions when a member dies or two join."""
         grows = case == "scale_out"
         standbys = int(case == "kill_standby")
@@ -146,7 +146,7 @@ class Ground:
             group = stack.enter_context(self._group(engine, work, grows))
             play = Play(Watching(self.programs, self.broker, work, stack), group)
             after = seconds * WATCHED + (PROBING_SECONDS.get(engine, 0.0) if grows else 0.0)
-            return play.stood(grows, seconds / 2, after)
+            return play.downtime(grows, seconds / 2, after)
 
     @contextmanager
     def _group(self, engine: str, work: Work, grows: bool) -> Iterator[Group]:

@@ -26,7 +26,7 @@ def alone(programs: Programs, work: Work) -> Child:
     load.
     """
     settings = {"num.stream.threads": 2, "statestore.cache.max.bytes": CACHE_BYTES, **_settings(work)}
-    return programs.start(work.name, "StreamsTotals", words_of(work.told, settings), "streams", 2048)
+    return programs.start(work.name, "StreamsTotals", words_of(work.arguments, settings), "streams", 2048)
 
 
 def _settings(work: Work) -> dict[str, object]:
@@ -49,7 +49,7 @@ class StreamsGroup(Group):
     def add(self) -> None:
         """Start an instance with its own folder."""
         number = len(self._instances)
-        arguments = {**self._work.told, "folder": self._work.folder / str(number)}
+        arguments = {**self._work.arguments, "folder": self._work.folder / str(number)}
         own = {"client.id": f"i{number}", "num.standby.replicas": self._work.standbys, "num.stream.threads": 1}
         words = words_of(arguments, {**_settings(self._work), **own, **PATIENCE})
         self._instances.append(
@@ -63,9 +63,9 @@ class StreamsGroup(Group):
 
     def is_ready(self) -> bool:
         """Return whether every partition has all its copies, and their total lag is at most ``LAG``."""
-        copies_told = [copies_in(child.log_tail()) for child in self._instances]
+        reported_copies = [copies_in(child.log_tail()) for child in self._instances]
         expected = self._work.partitions * (1 + self._work.standbys)
-        return sum(count for count, _ in copies_told) == expected and sum(lag for _, lag in copies_told) <= LAG
+        return sum(count for count, _ in reported_copies) == expected and sum(lag for _, lag in reported_copies) <= LAG
 
     def kill(self) -> None:
         """Kill the last instance with SIGKILL."""

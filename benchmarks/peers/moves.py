@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from apps.demo.servers import Child, KafkaBroker
 from benchmarks.peers.programs import Programs
-from benchmarks.peers.readings import Result, StandStill, results_in, stand_still
+from benchmarks.peers.readings import Downtime, Result, downtime_around, results_in
 from benchmarks.peers.work import Group, Work
 from riffle_spark.errors import UnavailableError
 
@@ -77,7 +77,7 @@ class Play:
         self._watching = watching
         self._group = group
 
-    def stood(self, grows: bool, before_s: float, after_s: float) -> StandStill:
+    def downtime(self, grows: bool, before_s: float, after_s: float) -> Downtime:
         """Run to the end. Return the downtime of partitions while the group grew or lost a member."""
         try:
             self._fill()
@@ -86,14 +86,14 @@ class Play:
             time.sleep(before_s)
             self._group.check()
             event = time.time()
-            self._happens(grows)
+            self._change_members(grows)
             time.sleep(max(0.0, event + after_s - time.time()))
             results = self._watching.results()
         finally:
             self._group.stop()
-        return stand_still(results, event, event + after_s)
+        return downtime_around(results, event, event + after_s)
 
-    def _happens(self, grows: bool) -> None:
+    def _change_members(self, grows: bool) -> None:
         if not grows:
             self._group.kill()
         for _ in range(MEMBERS if grows else 0):
@@ -106,9 +106,9 @@ class Play:
         self._group.start(MEMBERS)
         self._wait("rows", lambda: self._group.rows() >= keys, FILL_SECONDS)
 
-    def _wait(self, description: str, is_so: Callable[[], bool], seconds: float, must: bool = True) -> None:
+    def _wait(self, description: str, condition: Callable[[], bool], seconds: float, must: bool = True) -> None:
         end = time.monotonic() + seconds
-        while not is_so():
+        while not condition():
             self._group.check()
             if time.monotonic() > end:
                 rows = self._group.rows()

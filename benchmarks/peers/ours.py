@@ -22,7 +22,7 @@ def alone(work: Work, store: S3Server) -> Child:
 
 
 def _driver(work: Work, store: S3Server, options: Mapping[str, Any], environment: Mapping[str, str]) -> Child:
-    arguments = {**work.told, "root": f"s3://{store.bucket}/{work.name}", "endpoint": store.endpoint, **options}
+    arguments = {**work.arguments, "root": f"s3://{store.bucket}/{work.name}", "endpoint": store.endpoint, **options}
     command = [sys.executable, "-u", "-m", "benchmarks.peers.riffle_totals", json.dumps(arguments)]
     return Child(Launch(work.name, command, work.folder.with_suffix(".log"), environment))
 

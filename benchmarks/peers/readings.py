@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Mark", "Result", "StandStill", "ages_ms", "interval_rates", "marks_in", "results_in", "stand_still"]
+__all__ = ["Downtime", "Mark", "Result", "ages_ms", "downtime_around", "interval_rates", "marks_in", "results_in"]
 
 ARRIVAL_S = 0.2
 """Results within this time after the first result of an arrival belong to this arrival, because batches write many at
@@ -33,7 +33,7 @@ class Result(NamedTuple):
     put_at: float
 
 
-class StandStill(NamedTuple):
+class Downtime(NamedTuple):
     """The downtime of partitions in seconds: that of the worst one, and the mean by rows."""
 
     worst: float
@@ -75,7 +75,7 @@ def ages_ms(results: Iterable[Result], since: float, until: float) -> list[float
     return [1000 * (result.at - result.put_at) for result in results if since <= result.put_at < until]
 
 
-def stand_still(results: Iterable[Result], event: float, until: float) -> StandStill:
+def downtime_around(results: Iterable[Result], event: float, until: float) -> Downtime:
     """Return the downtime of partitions around an event.
 
     It is the longest time between two arrivals that ends after the event, minus the median time between arrivals before
@@ -84,9 +84,9 @@ def stand_still(results: Iterable[Result], event: float, until: float) -> StandS
     arrivals, rows = _arrivals(results)
     if not arrivals:
         raise ValueError("there are no results")
-    stood = {partition: _stood(times, event, until) for partition, times in arrivals.items()}
-    mean = sum(stood[partition] * rows[partition] for partition in stood) / sum(rows.values())
-    return StandStill(max(stood.values()), mean)
+    downtimes = {partition: _longest_gap(times, event, until) for partition, times in arrivals.items()}
+    mean = sum(downtimes[partition] * rows[partition] for partition in downtimes) / sum(rows.values())
+    return Downtime(max(downtimes.values()), mean)
 
 
 def _arrivals(results: Iterable[Result]) -> tuple[dict[int, list[float]], dict[int, int]]:
@@ -103,7 +103,7 @@ def _arrivals(results: Iterable[Result]) -> tuple[dict[int, list[float]], dict[i
     return times, rows
 
 
-def _stood(times: Sequence[float], event: float, until: float) -> float:
+def _longest_gap(times: Sequence[float], event: float, until: float) -> float:
     gaps = [time - last for last, time in pairwise(times) if time <= event]
     if not gaps:
         raise ValueError("a partition has no two results before the event")

@@ -36,7 +36,7 @@ def main(arguments: dict[str, Any]) -> None:
     spark = session(arguments.get("master", "local[2]"), partial(riffle.configure, kafka=False), **_conf(arguments))
     compute = _with_noise(arguments["payload"]) if "payload" in arguments else _sums(arguments)
     job = riffle.Stateful("totals", "key", compute, settings=_settings(arguments)).into(_sink(arguments))
-    job.on_report = _Teller(arguments)
+    job.on_report = _ProgressPrinter(arguments)
     writer = _rows(spark, arguments).writeStream.foreachBatch(job)
     writer = writer.option("checkpointLocation", f"{arguments['folder']}/checkpoint")
     writer.trigger(processingTime=f"{arguments.get('trigger_ms', 0)} milliseconds").start().awaitTermination()
@@ -118,7 +118,7 @@ def _sink(arguments: dict[str, Any]) -> Callable[[DataFrame, int], None]:
     return put
 
 
-class _Teller:
+class _ProgressPrinter:
     """Prints the number of processed rows, and whether all copies are in their places."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -130,9 +130,9 @@ class _Teller:
         if report.decision == "run":
             self._rows += report.rows
             self._reports.append(report)
-            self._tell()
+            self._print_progress()
 
-    def _tell(self) -> None:
+    def _print_progress(self) -> None:
         print(f"rows {time.time_ns() // 1_000_000} {self._rows}")
         reports = self._reports
         settled = is_calm(reports) and (not self._standbys or has_standbys(reports, self._standbys))

@@ -32,7 +32,7 @@ class Work:
     partitions: int = 4
 
     @property
-    def told(self) -> dict[str, object]:
+    def arguments(self) -> dict[str, object]:
         """The arguments of a program for this work, without empty fields."""
         return {name: str(value) if name == "folder" else value for name, value in asdict(self).items() if value}
 

@@ -71,10 +71,10 @@ def expiring(keys: int, due: int, slices: int) -> Iterator[pa.Table]:
         times = FIRST_DUE_MS + rank // due * TIMER_STEP_MS
         # The event time is after the watermark that the previous batch set, so these rows are not late.
         yield _timed(named, at_ms=number + 1, due_ms=np.where(rank < due * slices, times, NEVER_MS))
-    nobody = np.zeros(ASIDE_ROWS, np.int64)
+    no_timers = np.zeros(ASIDE_ROWS, np.int64)
     for number in range(slices + 1):
         at_ms = FIRST_DUE_MS + number * TIMER_STEP_MS + TIMER_STEP_MS // 2
-        yield _timed(np.arange(ASIDE_ROWS) + keys, at_ms=at_ms, due_ms=nobody)
+        yield _timed(np.arange(ASIDE_ROWS) + keys, at_ms=at_ms, due_ms=no_timers)
 
 
 def _cut(values: Integers, size: int) -> Iterator[Integers]:

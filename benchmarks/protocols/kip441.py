@@ -130,7 +130,7 @@ def _owners_on_caught_up(
 def _standbys_on_caught_up(
     clients: _Clients, ranks: Mapping[TaskId, dict[MemberId, float]], warmups: _Warmups, limit: int
 ) -> int:
-    """Move each standby that is behind to a caught-up member, if there is one. Warm-ups stay. Return their number."""
+    """Move each standby, except warm-ups, to a member that is less behind. Return the number of moves."""
     moved = 0
     for task, target in _behind(clients.standby, ranks):
         if target in warmups.get(task, ()):

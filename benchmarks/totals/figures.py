@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["CASES", "PARTS", "Case", "Side", "figures", "repetitions", "sides_of"]
 
-Found = Mapping[str, Any]
+SideResult = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,13 @@ def sides_of(part: str, *, against: bool) -> tuple[Side, ...]:
     return tuple(sides)
 
 
-def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
+def figures(results: Mapping[Side, Sequence[SideResult]]) -> dict[str, Any]:
     """Return the figures by name. ``results`` has by side the result of each round."""
     seconds = {side: [second for round_ in rounds for second in round_["seconds"]] for side, rounds in results.items()}
     batch_s = {side: statistics.median(side_seconds) for side, side_seconds in seconds.items()}
     result: dict[str, Any] = {}
     for side, seconds_of_side in batch_s.items():
-        result |= _alone(side, seconds_of_side, results[side][0]["rows"])
+        result |= _side_figures(side, seconds_of_side, results[side][0]["rows"])
         result |= _cpu(side, results[side])
     for case, suffix in (("rows", ""), ("million", "_million")):
         result |= _over(f"ratio_of_stateless{suffix}", batch_s, Side("builtin_heap", case), Side("stateless", case))
@@ -130,7 +130,7 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     result |= _upkeep_share(result)
     result |= _against_python(batch_s)
     if Side("ours", "rows") in results:
-        result |= _in_full(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
+        result |= _details(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
     for engine, name in (("ours", ""), ("builtin_heap", "_builtin_heap")):
         if Side(engine, "tail") in seconds:
             tail = seconds[Side(engine, "tail")]
@@ -140,16 +140,16 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     return result | _memory(results)
 
 
-def repetitions(results: Mapping[Side, Sequence[Found]]) -> dict[str, int]:
+def repetitions(results: Mapping[Side, Sequence[SideResult]]) -> dict[str, int]:
     """Return the number of batches behind each median of one side."""
     return {
         name: sum(len(round_["seconds"]) for round_ in rounds)
         for side, rounds in results.items()
-        for name in _alone(side, 1.0, 1)
+        for name in _side_figures(side, 1.0, 1)
     }
 
 
-def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
+def _side_figures(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
     """Return the times of one side. Names end with the engine unless it is ``ours``."""
     engine = "" if side.engine == "ours" else f"_{side.engine}"
     milliseconds = round(1000 * batch_s)
@@ -165,7 +165,7 @@ def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
     return {f"rows_per_s{case}{engine}": round(rows / batch_s), f"batch_ms{case}{engine}": milliseconds}
 
 
-def _cpu(side: Side, rounds: Sequence[Found]) -> dict[str, float]:
+def _cpu(side: Side, rounds: Sequence[SideResult]) -> dict[str, float]:
     """Return the CPU of a side per batch: medians over rounds.
 
     For riffle the result also has the CPU of the S3 server.
@@ -213,7 +213,7 @@ def _against_python(batch_s: Mapping[Side, float]) -> dict[str, float]:
     }
 
 
-def _in_full(rounds: Sequence[Found], seconds: Sequence[float]) -> dict[str, Any]:
+def _details(rounds: Sequence[SideResult], seconds: Sequence[float]) -> dict[str, Any]:
     """Return further figures of riffle's batches: from the last round, and snapshots from the round with the fewest."""
     last = rounds[-1]
     return {
@@ -234,7 +234,7 @@ def _p95(values: Sequence[float]) -> float:
     return sorted(values)[max(0, -(-19 * len(values) // 20) - 1)]
 
 
-def _memory(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
+def _memory(results: Mapping[Side, Sequence[SideResult]]) -> dict[str, Any]:
     peaks = {
         side.engine: statistics.median(round_["peak_pss_mb"] for round_ in rounds)
         for side, rounds in results.items()
