@@ -99,7 +99,7 @@ def session(run: Player) -> Figures:
 
 
 def dedup(run: Player) -> Figures:
-    """De-duplication within the watermark. Nine of ten ids are new, and as many expire."""
+    """De-duplication within the watermark. Nine of ten ids are new, and the same number of ids expires."""
     return _rates("dedup", run, _side("dedup"), _side("dedup"))
 
 

@@ -29,7 +29,7 @@ __all__ = ["PATTERNS", "ROW_BYTES", "CostLoad", "KeyPattern"]
 
 STORE = "rows"
 COPIES = 2
-"""One owner and one standby of each key-group, on as many executors of one core."""
+"""One owner and one standby of each key-group, on two executors of one core."""
 PAYLOAD_BYTES = 92
 ROW_BYTES = 8 + PAYLOAD_BYTES
 """Bytes of a key and its value. The value is random, so that no codec makes it smaller."""

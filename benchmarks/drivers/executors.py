@@ -211,7 +211,7 @@ class MadeUpWork:
         return 0
 
     def count_routed_rows(self) -> Mapping[str, int | None]:
-        """Return as many rows as the receipts have."""
+        """Return the numbers of rows in the receipts."""
         return self._rows
 
     def recount(self, store: str) -> int:

@@ -14,7 +14,7 @@ PERIOD_SECONDS = 0.5
 class PeakMemory:
     """Samples the proportional set sizes of a process and its descendants, which together count a shared page once.
 
-    ``peak_mb`` is the largest sum seen at one time. Pages of mapped files count as long as they are resident.
+    ``peak_mb`` is the largest sum seen at one time. Pages of mapped files count while they are resident.
     """
 
     def __init__(self, pid: int, period_seconds: float = PERIOD_SECONDS) -> None:

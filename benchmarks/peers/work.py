@@ -66,4 +66,4 @@ class Group(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ``UnavailableError``, with the end of a log, if a process has ended by itself."""
+        """Raise ``UnavailableError``, with the end of a log, if a process has ended unexpectedly."""

@@ -135,8 +135,8 @@ class Order:
         routed_by: the columns whose hash selects a row's key-group; empty for all key columns.
         is_combined: whether each row stands for several rows of its key.
         combined: the names of the combined columns. Those in ``sums`` are sent as two columns each.
-        input_partitions: if not 0, the slot counts the rows that would remain if each of so many input partitions
-            combined its rows.
+        input_partitions: if not 0, the slot counts the rows that would remain if each input partition combined its
+            rows. It is the number of input partitions.
         claim: the digits that the ids of all attempts start with. They identify the driver's claim of the log.
     """
 

@@ -36,7 +36,7 @@ def state_frame(  # noqa: PLR0913 - one argument for each thing that may be chos
     """Return a frame with the state of a store, or with its changes between two batches.
 
     The rows have the columns of ``read_state`` (docs/read-state.md). All tasks read the version that was the newest, or
-    was chosen, when this function was called. A frame may be used as long as this version is retained.
+    was chosen, when this function was called. A frame may be used while this version is retained.
 
     Args:
         spark: the session.

@@ -127,9 +127,11 @@ def parse_options(options: Mapping[str, str]) -> StateRequest:
     """
     names = {name.lower(): name for name in _OPTIONS}
     values = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
-    others = {name: value for name, value in options.items() if name.lower() not in names}
-    check_known("option", others, [*_OPTIONS, *Settings.__dataclass_fields__], source="the options of riffle_state")
-    settings = from_sources(None, {f"{CONF_PREFIX}{name}": value for name, value in others.items()})
+    store_options = {name: value for name, value in options.items() if name.lower() not in names}
+    check_known(
+        "option", store_options, [*_OPTIONS, *Settings.__dataclass_fields__], source="the options of riffle_state"
+    )
+    settings = from_sources(None, {f"{CONF_PREFIX}{name}": value for name, value in store_options.items()})
     if "path" not in values:
         raise _wrong_value_error("path", None, "Set it, or pass the root to load().")
     return StateRequest(

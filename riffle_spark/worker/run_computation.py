@@ -83,8 +83,8 @@ def sort_by_declared_order(order: Order, rows: pa.Table) -> pa.Table:
     """Return the rows sorted by the order's ``order_by`` columns, if there are any. The sort is stable."""
     if not order.order_by or rows.num_rows == 0:
         return rows
-    by = [(name, "ascending") for name in order.order_by]
-    return rows.sort_by(by)
+    sort_keys = [(name, "ascending") for name in order.order_by]
+    return rows.sort_by(sort_keys)
 
 
 def run_on_blocks(
@@ -188,7 +188,7 @@ def run_on_due(
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]], has_state: BoolArray) -> CallResult:
-    """Return the joined updates of several calls. Each update comes with the index of its first key.
+    """Return the joined updates of several calls. Each update has the index of its first key.
 
     Results have the columns of the order's output, and states those of ``state_schema``. ``has_state`` marks the keys
     with stored state.

@@ -84,7 +84,7 @@ class LatestRows:
 
     @property
     def condition(self) -> str:
-        """The filter that stands for this table as SQL."""
+        """The SQL of the filter that marks this table."""
         return _sql_of_error(_CHANGES, f"latest {json.dumps([self.key, self.by])}")
 
 

@@ -10,7 +10,7 @@ Grouping saves nothing if most keys are different. So the previous batch decides
 1. Slots count how many rows combining would leave (``Receipt.combined_rows``). If the rows are combined, this is the
    number of rows that they got.
 2. Combining starts if it would remove at least 40 % of the rows, and ends if it removes less than 30 %. If it removes a
-   third, it takes as long as it saves.
+    third, it costs as much time as it saves.
 3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. This module sizes
    the fast map for the rows that a partition had after combining, up to a million. If there are more, combining starts
    at two thirds of the rows, and ends below one half.

@@ -127,6 +127,6 @@ def _floats(value: object) -> Iterator[float]:
 
 
 def _place_in_list(item: object) -> tuple[str, list[tuple[bool, float]]]:
-    """Return the value by which elements of a list are sorted. NaN comes last."""
+    """Return the value by which elements of a list are sorted. NaN is last."""
     floats = [(math.isnan(number), 0.0 if math.isnan(number) else number) for number in _floats(item)]
     return repr(_without_floats(item)), floats

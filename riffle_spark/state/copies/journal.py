@@ -104,10 +104,10 @@ class Listing:
             if change.keep > (0 if former is None else len(former.parts)):
                 raise ValueError(f"key-group {change.key_group} has fewer than {change.keep} parts")
         for change, former in replaced:
-            kept: tuple[StackedPart, ...] = ()
+            kept_parts: tuple[StackedPart, ...] = ()
             if former is not None:
                 self._count_head(former.head, -1)
-                kept = former.parts[: change.keep]
+                kept_parts = former.parts[: change.keep]
                 for part in former.parts[change.keep :]:
                     self._count_part(part, -1)
             for part in change.added:
@@ -116,7 +116,7 @@ class Listing:
                 self.stacks.pop(change.key_group, None)
             else:
                 self._count_head(change.head, 1)
-                self.stacks[change.key_group] = Stack(change.head, kept + change.added)
+                self.stacks[change.key_group] = Stack(change.head, kept_parts + change.added)
 
     def _count_part(self, part: StackedPart, sign: int) -> None:
         """Add a part to the counts, or remove it if ``sign`` is -1."""

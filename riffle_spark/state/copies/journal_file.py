@@ -201,8 +201,8 @@ class JournalFile:
         for name in reversed(journals):
             state = self._read(name)
             if state is not None:
-                others = [other for other in journals if other != name]
-                return replace(state, leftovers=tuple(others))
+                leftovers = [other for other in journals if other != name]
+                return replace(state, leftovers=tuple(leftovers))
         newest = journals[-1] if journals else ""
         return _State(newest, 0, 0, 0, Listing(), is_sound=False, leftovers=tuple(journals))
 

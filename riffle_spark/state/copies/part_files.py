@@ -41,7 +41,7 @@ from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 _MAPPED_FROM_BYTES = 64 * 1024
-"""Smaller files are read: mapping them costs more, and a process may have only so many mappings."""
+"""Smaller files are read, because mapping them costs more, and the number of mappings of a process is limited."""
 _FILES_MAX = 4096
 _DECRYPTED_BYTES_MAX = 1 << 30
 _OBJECT_BYTES = 2048

@@ -216,11 +216,11 @@ class Log:
         lost = [s for s in unlisted if not self._store.exists(paths.record_name(s))]
         if lost:
             further = len(lost) - 1
-            others = f" and {further} more" if further else ""
+            more_text = f" and {further} more" if further else ""
             target = "BATCH" if {*newest.bases} & {*lost} else newest.version
             # Cause: A person or a lifecycle rule deleted objects of the log.
             raise ConflictError(
-                f"{self._root} has lost record {lost[0]}{others} of its log.",
+                f"{self._root} has lost record {lost[0]}{more_text} of its log.",
                 remedy="Restore the objects from a backup, or roll back to a batch that riffle verify finds undamaged: "
                 + command("rollback", "--execute", root=self._root, to=target, checkpoint="CHECKPOINT"),
                 where=paths.record_name(lost[0]),

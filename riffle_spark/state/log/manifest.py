@@ -81,7 +81,7 @@ class Block(NamedTuple):
     rows: int
 
     def share_of(self, rows: int) -> int:
-        """Return the bytes of so many rows of the block, if all rows take the same."""
+        """Return the bytes of this number of rows of the block, if all rows take the same."""
         return shares_of((self,), (rows,))[0]
 
 

@@ -91,7 +91,7 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
             id="RIFFLE-1575",
         )
     history = tuple(_iterate_back(log, record))
-    kept = replace(
+    whole_record = replace(
         record,
         full=record.sequence,
         between=(),
@@ -103,7 +103,7 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
     )
     savepoint_id = paths.snapshot_id(record.version, f"{epoch}-{new.random_id}")
     name = paths.savepoint_name(savepoint_id)
-    data = encode(kept)
+    data = encode(whole_record)
     if not objects.put_if_absent(name, data) and objects.get(name) != data:
         raise UnavailableError(
             "The object of the savepoint was not written.",

@@ -233,9 +233,9 @@ def mask_of_keys(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.bool_]:
     Nulls are equal, NaN are equal, and 0.0 equals -0.0.
     """
     names = keys.column_names
-    wanted = encode_keys([one_array(keys.column(name)) for name in names])
+    encoded_keys = encode_keys([one_array(keys.column(name)) for name in names])
     stored = encode_keys([one_array(rows.column(name)) for name in names])
-    mask: npt.NDArray[np.bool_] = pc.is_in(stored, value_set=wanted).to_numpy(zero_copy_only=False)
+    mask: npt.NDArray[np.bool_] = pc.is_in(stored, value_set=encoded_keys).to_numpy(zero_copy_only=False)
     return mask
 
 
