@@ -84,7 +84,7 @@ def downtime_around(results: Iterable[Result], event: float, until: float) -> Do
     arrivals, rows = _arrivals(results)
     if not arrivals:
         raise ValueError("there are no results")
-    downtimes = {partition: _longest_gap(times, event, until) for partition, times in arrivals.items()}
+    downtimes = {partition: _partition_downtime(times, event, until) for partition, times in arrivals.items()}
     mean = sum(downtimes[partition] * rows[partition] for partition in downtimes) / sum(rows.values())
     return Downtime(max(downtimes.values()), mean)
 
@@ -103,7 +103,7 @@ def _arrivals(results: Iterable[Result]) -> tuple[dict[int, list[float]], dict[i
     return times, rows
 
 
-def _longest_gap(times: Sequence[float], event: float, until: float) -> float:
+def _partition_downtime(times: Sequence[float], event: float, until: float) -> float:
     gaps = [time - last for last, time in pairwise(times) if time <= event]
     if not gaps:
         raise ValueError("a partition has no two results before the event")
