@@ -1,1 +1,1 @@
-"""Measurements side by side with what a user would pick instead; ./run bench NAME."""
+"""Benchmarks that compare riffle_spark with its alternatives. Run one with ``./run bench NAME``."""

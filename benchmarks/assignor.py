@@ -1,9 +1,9 @@
-"""The assignor's figures beside Kafka Streams': times, growth, moves, imbalance, cross-rack cost, rounds.
+"""Compare the assignor with that of Kafka Streams: times, growth, moves, imbalance, cross-rack cost, rounds.
 
-Times are the CPU times of one process, the best of a few calls, as the shared results give them for Kafka Streams.
-The clusters and Kafka Streams' results are those of `tests/data/kafka_streams`. With `--against` another commit's
-assignor does the same in turn: `cpu_over_before` is the ratio of the median times, `counts_changed` names the figures
-without noise that are not the same.
+Times are CPU times of one process, the best of a few calls. The results of Kafka Streams were measured in the same way.
+Its results and the clusters are in `tests/data/kafka_streams`. With `--against` the assignor of another commit is
+measured in turn. `cpu_over_before` is then the ratio of the median times, and `counts_changed` names the figures
+without noise that differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOISY = ("times_ms", "growth_power", "repetitions")
 
 
 def scale_out(tasks: int, members: int) -> View:
-    """Return a level group with a standby each in which every tenth member is new and empty."""
+    """Return a balanced group with one standby per task. Every tenth member is new and empty."""
     names = [f"m{n:04}" for n in range(members)]
     old = [name for n, name in enumerate(names) if n % 10 != 3]
     racks = [f"r{n}" for n in range(RACKS if members > 100 else 3)]
@@ -65,7 +65,7 @@ def scale_out(tasks: int, members: int) -> View:
 
 
 def milliseconds(view: View, settings: AssignSettings) -> float:
-    """Return the least CPU time of a few calls."""
+    """Return the shortest CPU time of a few calls."""
     durations_ms = []
     for _ in range(calls(len(view.tasks))):
         started = time.process_time()
@@ -75,7 +75,7 @@ def milliseconds(view: View, settings: AssignSettings) -> float:
 
 
 def calls(tasks: int) -> int:
-    """Return how many calls are made for so many tasks."""
+    """Return the number of measured calls for this number of tasks."""
     return CALLS if tasks < 4000 else 2
 
 
@@ -93,7 +93,9 @@ def times() -> dict[str, dict[str, float]]:
 
 
 def growth(measured: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return the power with which time grows in tasks x racks + tasks + members, by least squares over all sizes."""
+    """Return the power by which the time grows with tasks x racks + tasks + members, fitted by least squares to all
+    sizes.
+    """
     powers = {}
     for strategy, by_size in measured.items():
         points = []
@@ -122,7 +124,7 @@ def scenarios(family: Family, strategy: str | None, **changes: float) -> Iterato
 
 
 def moves() -> dict[str, Any]:
-    """Return how many owners move, how evenly and in how many rounds, without a rack strategy."""
+    """Return the moves of owners, their balance and the number of rounds, without a rack strategy."""
     fewest = net = moves_made = broken = 0
     bound = -100
     growth_of_imbalance = 0.0
@@ -161,7 +163,10 @@ def broken_in(phase: dict[str, Any]) -> int:
 
 
 def grown(phase: dict[str, Any]) -> float:
-    """Return how much wider owners were spread at worst than at the start; lost owners' tasks are placed first."""
+    """Return how much the imbalance of owners exceeds that at the start, in the worst round.
+
+    Tasks of lost owners are placed first, so the start is then the first round.
+    """
     by_round = phase["stateful_imbalance_by_round"]
     start = phase["stateful_imbalance_before"]
     if phase["moves"]["active_first_placed"]:
@@ -170,8 +175,10 @@ def grown(phase: dict[str, Any]) -> float:
 
 
 def racks() -> dict[str, Any]:
-    """Return the cross-rack cost beside Kafka Streams': worst phase without stickiness, and the sum as configured; and
-    how many owners move for it, against those that differ in the end.
+    """Return the cross-rack cost relative to Kafka Streams, and the moves of owners relative to the owners that differ
+    at the end.
+
+    The cost is that of the worst phase without stickiness, and the sum of all phases as configured.
     """
     ours = theirs = broken = net = moves_made = 0
     for anchor, scenario in (*scenarios("random", None), *scenarios("worked", None)):
@@ -201,7 +208,7 @@ def racks() -> dict[str, Any]:
 
 
 def compared(anchor: Anchor, scenario: Scenario) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return our phases beside Kafka Streams', where a rack strategy was in force and it finished."""
+    """Yield pairs of our phase and that of Kafka Streams, if a rack strategy was set and Kafka Streams converged."""
     if scenario.settings.rack_aware_assignment_strategy == "none" or "converge" not in anchor.kafka:
         return
     theirs: Any = anchor.kafka_phases
@@ -226,7 +233,7 @@ def figures() -> dict[str, Any]:
 
 
 def figures_against(revision: str, rounds: int) -> dict[str, Any]:
-    """Measure everything in turn with another commit's assignor, and return ours with how both compare."""
+    """Measure everything with both commits in turn. Return the figures of this commit, and the comparison."""
     with at_revision(revision) as baseline:
         codes = {"ours": HERE, "before": baseline}
         sides = alternately(

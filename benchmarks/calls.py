@@ -1,10 +1,9 @@
-"""Count what a batch costs where the machine does not matter: Python's calls in a slot, operations on files, and sealed
-bytes.
+"""Count costs of a batch that do not depend on the machine: Python calls in a slot, file operations, and sealed bytes.
 
 ./run bench calls [--save] [--json]
 
-Prints each count beside the newest stored one. ``--save`` adds a run to ``benchmarks/results/calls.json``, which keeps
-all runs: the trend.
+Prints each count with the newest stored count. ``--save`` adds a run to ``benchmarks/results/calls.json``, which keeps
+all runs to show the trend.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ./run bench commands [--repeats 20] [--save] [--json]
 
-Each command runs as a process of its own, the commands in turn. Printed is the median of all repeats. The root has one
-full record, 20 records after it that change 2,000 key-groups each, and the status that a driver of such a query writes.
+Each command runs in its own process, and the commands take turns. The output is the median of all repeats. The root has
+one full record, then 20 records that change 2,000 key-groups each, and the status that a driver of such a query writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMBERS = 100
 BATCHES = 20
 LINKS = 4
 CHANGED = 2_000
-"""Key-groups that a batch changes, of all stores."""
+"""The number of key-groups that a batch changes, over all stores."""
 REPEATS = 20
 _RUN = "from riffle_spark.console.main import main; main(prog_name='riffle')"
 

@@ -1,11 +1,11 @@
-"""Measure what is written per changed byte, with the real driver, slots and upkeep, on a store that counts.
+"""Measure the bytes written per changed byte, with the real driver, slots and upkeep, on a store that counts bytes.
 
 ./run bench cost [--only uniform_1_128,...] [--batches 100] [--warm-up 110] [--keys 100000] [--json]
 
 A case such as `uniform_0.1_1024` changes 0.1 % of the keys with each batch, drawn uniformly, and has 1,024 key-groups.
-`hot` changes the same keys each time, `zipf` draws a key the more often the lower its rank. A key and its value have
-100 bytes, which cannot be compressed. Two executors of one core hold an owner and a standby of each key-group; they run
-in this process, on a clock that is set by hand. No figure depends on the speed of the machine.
+`hot` changes the same keys in each batch. `zipf` draws keys by Zipf's law. A key and its value have 100 bytes, which
+cannot be compressed. Two executors of one core hold an owner and a standby of each key-group. They run in this process,
+on a simulated clock. No figure depends on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEYS = 100_000
 WARM_UP = 110
 """More batches than the age at which deltas are merged."""
 MEASURED = 100
-"""In so many batches the deltas of every key-group that changes are merged at least once."""
+"""The number of measured batches. During them the deltas of every changed key-group are merged at least once."""
 CASES = (
     "uniform_0.01_128",
     "uniform_0.1_128",
@@ -41,7 +41,7 @@ WANTED = {"put_ratio": "<= 5", "space_ratio": "<= 2.5", "disk_ratio": "<= 2.0"}
 
 @dataclass(frozen=True, slots=True)
 class CostCase:
-    """Which keys change (one of ``PATTERNS``), how many per cent of them with each batch, in how many key-groups."""
+    """The changed keys (one of ``PATTERNS``), their percentage per batch, and the number of key-groups."""
 
     pattern: str
     percent: float
@@ -57,7 +57,7 @@ def parse_case(name: str) -> CostCase:
 
 
 def figure_name(figure: str, case: str) -> str:
-    """Return the name under which a case's figure is saved: without a point, which separates names of figures."""
+    """Return the name under which a case's figure is saved. Points separate names, so it has none."""
     return f"{figure}.{case.replace('.', '')}"
 
 

@@ -3,9 +3,9 @@
 ./run bench driver [--only 10x128,...,memory,records] [--batches 48] [--json]
 
 A case such as `10x128` has 10 executors of 4 cores, 128 key-groups and one standby each. The driver, log, ownership,
-upkeep and messages are the real ones; the executors make up their receipts, and the log is in this process's memory.
-Each batch changes all key-groups. CPU is that of the driver's process without the made-up executors, with the upkeep
-between two batches. `memory` runs 3,600 batches of one second on a made clock, with the log in a local folder.
+upkeep and messages are the real ones. The executors are simulated, and the log is in this process's memory. Each batch
+changes all key-groups. CPU is the CPU of the driver's process with the upkeep between two batches, without the
+simulated executors. `memory` runs 3,600 batches of one second on a simulated clock, with the log in a local folder.
 `records` encodes and decodes records of 4,096 key-groups. Each case has a process of its own.
 """
 
@@ -29,7 +29,9 @@ KEY_GROUPS = (128, 1_024, 4_096, 32_768)
 CASES = (*(f"{executors}x{key_groups}" for executors in EXECUTORS for key_groups in KEY_GROUPS), "memory", "records")
 STANDBYS = 1
 WARM_UP = 48
-"""After so many batches chains have their usual length, and snapshots are due in every batch."""
+"""The batches before the measured ones. After them chains have their usual length, and snapshots are due in every
+batch.
+"""
 MEASURED = 48
 """Three distances between full records."""
 LARGE = 4_096
@@ -50,7 +52,7 @@ WANTED = {
 
 
 def batches_of(key_groups: int, batches: int) -> tuple[int, int]:
-    """Return the batches before those that are measured, and the measured ones (``batches``, or 0 for the usual)."""
+    """Return the number of warm-up batches and of measured batches (``batches``, or the default if it is 0)."""
     if key_groups > LARGE:
         return WARM_UP_OF_LARGE, batches or MEASURED_OF_LARGE
     return WARM_UP, batches or MEASURED

@@ -1,10 +1,11 @@
-"""What it costs when executors come, go, die and return, and the same scale-out with Spark's own stateful operator.
+"""Measure the costs of added, removed, killed and returning executors, and of the same scale-out with Spark's own
+operator.
 
 ./run bench elasticity [--json] [--keys 1000000] [--only scale,cold_restore] [--against REVISION [--rounds 3]]
 
-Real workers of one core each on this machine, state in an S3 server over files (versitygw, built with Go on first use).
-Every case starts servers, workers and an application of its own. `replay` is what it costs to follow; with a revision
-it runs on its code too, in turn with ours.
+Workers of one core each run on this machine. State is in an S3 server over files (versitygw, built with Go on first
+use). Every case starts its own servers, workers and application. `replay` measures the cost of standbys. With
+`--against` it also runs on the code of the revision, in turn with this code.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ WANTED = {
 
 
 def sizes(keys: int) -> dict[str, Size]:
-    """Return the size of each case, for so many keys in the largest."""
+    """Return the size of each case. ``keys`` is the number of keys in the largest."""
     small = max(keys // 5, 1000)
     return {
         "scale": Size(keys, vector_bytes=1024, rows=keys // 25, fill_rows=keys // 10),
@@ -77,7 +78,7 @@ def sizes(keys: int) -> dict[str, Size]:
 
 
 def run(keys: int, names: list[str], baseline: Code | None, rounds: int) -> dict[str, Any]:
-    """Run the cases in turn and return their figures together."""
+    """Run the cases one after the other, and return all figures."""
     ensure_gateway()
     results: dict[str, Any] = {}
     repetitions: dict[str, int] = {}
@@ -91,7 +92,7 @@ def run(keys: int, names: list[str], baseline: Code | None, rounds: int) -> dict
 
 
 def _replayed(size: Size, baseline: Code | None, rounds: int) -> dict[str, Any]:
-    """Run the replay on this tree's code and on the other's, in turn; return the medians."""
+    """Run the replay on this code and on the other revision in turn. Return the medians."""
     codes = (HERE, baseline) if baseline else (HERE,)
     runs = alternately(codes, rounds, lambda code: _in_folder("benchmarks.elastic.replay", "replay", size, code))
     medians = {

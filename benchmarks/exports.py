@@ -1,14 +1,14 @@
-"""Measure what observing a query costs: the CPU time of batches with all exports on against off, in interleaved pairs.
+"""Measure the cost of observing a query: the CPU time of batches with all exports and without, in interleaved pairs.
 
 ./run bench exports [--pairs 20] [--warm 60] [--rows 100,100000] [--json]
 
-Two drivers run the same query with equal input, and each waits for its turn. One exports nothing: it writes no status
-and no page, listens to no requests, and adds nothing to Spark's own progress. The other adds its state operators to
-Spark's progress and its totals to Spark's metrics system, writes ``report_file``, the status object and the page, sends
-metrics and traces by OTLP to a receiver on this machine, and listens to requests from outside. The figure of a batch is
-the CPU time of the driver's whole process tree.
+Two drivers run the same query with equal input in turn. The first exports nothing: it writes no status and no page,
+reads no requests, and adds nothing to Spark's own progress. The second adds its state operators to Spark's progress and
+its totals to Spark's metrics system, writes ``report_file``, the status object and the page, sends metrics and traces
+by OTLP to a receiver on this machine, and listens to requests from outside. The figure of a batch is the CPU time of
+the driver's whole process tree.
 
-The exit code is 1 if the 95 % interval of a ratio lies above 1.03.
+The exit code is 1 if the whole 95 % interval of a ratio is above 1.03.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def exports_on(folder: Path, receiver: str) -> dict[str, object]:
 
 
 def export_nothing() -> None:
-    """Let this process's queries export nothing, neither what can be switched off by a setting nor the rest."""
+    """Disable all exports of this process's queries, also those without a setting."""
     SparkProgress.add = lambda *_: None  # type: ignore[method-assign]
     setattr(job, "exporters_of", lambda *_: [])  # noqa: B010 - private to the module
 
@@ -94,7 +94,7 @@ class _Receiver(BaseHTTPRequestHandler):
 
 @contextmanager
 def _receiver() -> Iterator[str]:
-    """Run an OTLP receiver in this process, which is not measured; give its URL."""
+    """Run an OTLP receiver in this process, which is not measured. Yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -124,7 +124,7 @@ def compare(rows: int, pairs: int, warm: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare batches of each size; return 1 if exports cost more than chance explains."""
+    """Compare batches of each size. Return 1 if chance does not explain the cost of exports."""
     parser = argparse.ArgumentParser(prog="./run bench exports", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--warm", type=int, default=WARM_BATCHES)

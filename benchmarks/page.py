@@ -1,9 +1,10 @@
-"""Writes docs/numbers.md from the texts beside the benchmarks (`benchmarks/NAME.md`) and the figures in their files.
+"""Write docs/numbers.md from the texts of the benchmarks (`benchmarks/NAME.md`) and their stored figures.
 
     ./run bench page
 
-A text names figures: `{batch_ms}` stands for value and unit, `{batch_ms:repetitions}` for how often it was measured.
-`{batch_ms:if_measured}` may stand for a figure that no run has yet. All figures of a benchmark that never ran are such.
+A text names figures. `{batch_ms}` is replaced by value and unit, `{batch_ms:repetitions}` by the number of
+measurements. `{batch_ms:if_measured}` may name a figure that no run has measured yet. If a benchmark has no run, this
+holds for all of its figures.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _section(name: str, runs: Sequence[Run]) -> str:
 
 
 def filled(text: str, runs: Sequence[Run]) -> str:
-    """Return a text with the figures that it names; one that no run has is an error."""
+    """Return a text with the figures that it names. A figure that no run has measured is an error."""
     figures = {name: figure for run in runs for name, figure in run.figures.items()}
     missing = sorted({match[1] for match in PLACE.finditer(text) if match[2] != ":if_measured"} - set(figures))
     if missing:
@@ -81,7 +82,7 @@ def _shown_as(figure: Figure | None, form: str) -> str:
 
 
 def shown(figure: Figure) -> str:
-    """Return a figure as one reads it: three digits, thousands apart, with its unit."""
+    """Return a figure as text: three digits, a blank between thousands, and the unit."""
     value = figure.value
     unit = figure.unit
     if unit == "bytes":

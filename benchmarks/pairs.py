@@ -3,18 +3,18 @@
 ./run bench pairs COMMIT [--pairs 20] [--warm 15] [--only window,session,...] [--json]
 ./run bench pairs --python .venv-3.5.9/bin/python [...]
 
-For each query two drivers run at once: one on the product of COMMIT, one on this tree's. Each waits for its turn. A
-pair is one batch of either, with equal rows; every other pair starts with the other driver. The figure of a batch is
-the CPU time of the driver's whole process tree: Python, the JVM and the Python workers. The ratio of a query is the
-median over its pairs, with the 95 % interval of a bootstrap with a fixed seed. The wall times are there too, and mean
-something only on idle cores.
+For each query two drivers run at once: one with the code of COMMIT, and one with this tree's. Each waits for its turn.
+A pair is one batch of each driver, with equal rows. Every other pair starts with the other driver. The figure of a
+batch is the CPU time of the driver's whole process tree: Python, the JVM and the Python workers. The ratio of a query
+is the median over its pairs, with the 95 % interval of a bootstrap with a fixed seed. Wall times are printed too. They
+are meaningful only on idle cores.
 
-With ``--python`` both drivers have this tree's product. The other one runs in the environment of that interpreter,
-which has another Spark (``./run setup --spark 3.5.9`` makes it). A ratio of at least 0.9 then means that the other
-Spark has at least 0.9 of this Spark's rate.
+With ``--python`` both drivers have this tree's code. The other one runs in the environment of that interpreter, which
+has another Spark (``./run setup --spark 3.5.9`` makes it). A ratio of at least 0.9 then means that the other Spark has
+at least 0.9 of this Spark's rate.
 
-The exit code is 1 if the interval of the CPU times lies above 1.03, so that the slowdown is not explained by chance.
-With ``--python`` it is 1 if a median of the CPU times is below 0.9.
+The exit code is 1 if the whole interval of the CPU times is above 1.03. Then chance does not explain the slowdown. With
+``--python`` it is 1 if a median of the CPU times is below 0.9.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KEYS = 50_000
 SLOWER_ALLOWED = 1.03
 RATE_WANTED = 0.9
 OF_SPARK = ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-"""Environment variables that name this process's Spark and Python."""
+"""Environment variables that name the Spark and the Python of this process."""
 RESAMPLES = 10_000
 SEED = 20_260_101
 ON_EACH_SPARK = ("window", "session", "dedup", "join", "groups", "chain", "totals")
@@ -78,7 +78,7 @@ def _batches(query: str, count: int) -> Iterator[Batch]:
 
 
 def run_side(query: str, folder: Path) -> None:
-    """Start the query on an empty folder; run one batch for each line of the standard input, and answer each."""
+    """Start the query on an empty folder. Run one batch per line of the standard input, and print a line after it."""
     block = BLOCKS.get(query, BLOCKS["count"])
     reader = session(**{"spark.scheduler.mode": "FAIR", "spark.ui.showConsoleProgress": "false"}).readStream.schema(
         block.schema
@@ -123,7 +123,7 @@ class SideProcess:
         self._expect("ready")
 
     def batch_seconds(self) -> tuple[float, float]:
-        """Run one batch; return the CPU seconds of all processes below the driver, and the seconds that passed."""
+        """Run one batch. Return the CPU seconds of the driver's process tree, and the elapsed seconds."""
         cpu_before = tree_cpu_s(self._process.pid)
         began = time.perf_counter()
         assert self._process.stdin is not None
@@ -197,7 +197,7 @@ def ratio_of(measured: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare all queries; return 1 if one is slower than chance explains, or than another Spark may be."""
+    """Compare all queries. Return 1 if a query is slower than chance explains, or than the other Spark may be."""
     parser = argparse.ArgumentParser(prog="./run bench pairs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("commit", nargs="?", help="compare with the product of this commit")
     parser.add_argument("--python", help="compare with this tree's product in the environment of this interpreter")

@@ -1,13 +1,16 @@
-"""StatefulProcessors on riffle, with state committed to an S3 server, against the same ones on Spark's own operator.
+"""Compare StatefulProcessors on riffle, with state in an S3 server, with the same processors on Spark's own operator.
 
 ./run bench processor [--json] [--only row_form,pandas_form,list,map,expiry,ten_million]
                       [--against REVISION [--rounds 2]]
 
-Both sides read the same Parquet files, one a batch, on local[2] with two shuffle partitions, each side in a process of
-its own. Spark commits to RocksDB with changelog, in a checkpoint on local disk: its default store lacks the column
-families that ``transformWithState`` needs. riffle commits to an S3 server process (versitygw, built with Go on first
-use). Each side is measured after ten batches. All but ``pandas_form`` run on Spark 4.3.0, whose environment is set up
-on first use. With a revision riffle's sides run on its code too, in turn with ours; Spark's run once.
+Both sides read the same Parquet files, one file per batch. Each side has its own process with local[2] and two shuffle
+partitions. Spark commits to RocksDB with changelog, in a checkpoint on the local disk, because its default store lacks
+the column families that ``transformWithState`` needs. riffle commits to an S3 server process (versitygw, built with Go
+on first use).
+
+Each side is measured after ten batches. All cases but ``pandas_form`` run on Spark 4.3.0, whose environment is set up
+on first use. With `--against`, riffle's sides also run on the code of the revision, in turn with this code. Spark's
+sides run once.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ THEIRS = 5
 EXPIRED = 5
 WARM_UP = 10
 THEIR_WARM_UP = 10
-"""Spark runs Python per key, which takes so long that ten batches compile all there is."""
+"""Spark runs Python per key. That takes so long that the JVM has compiled the code after ten batches."""
 COUNTED = {"keys": 200_000, "rows": 100_000}
 LISTS = {"keys": 50_000, "length": 1_000}
 MAPS = {"keys": 50_000}
@@ -55,28 +58,28 @@ Player: TypeAlias = cases.Player[Side, Played]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the sides of one case took: ours and the other revision's by rounds, and Spark's."""
+    """The results of a case: those of riffle and of the other revision by round, and that of Spark."""
 
     ours: Sequence[Played]
     before: Sequence[Played]
     spark: Played
 
     def batch_s(self, until: int | None = None) -> float:
-        """Return the median time of a batch of ours: of the last ones, or of the last before batch ``until``."""
+        """Return riffle's median time of a batch: of the last batches, or of the last ones before batch ``until``."""
         return median(play.median_s(until) for play in self.ours)
 
     def vs_before(self, until: int | None = None) -> float:
-        """Return how many times as fast as the other revision we are, the median of the rounds."""
+        """Return the speed relative to the other revision: the median ratio of the rounds."""
         return median(b.median_s(until) / a.median_s(until) for a, b in zip(self.ours, self.before, strict=True))
 
     @property
     def rows(self) -> int:
-        """Rows of our last batch."""
+        """The rows of riffle's last batch."""
         return self.ours[-1].rows
 
     @property
     def rows_per_s(self) -> float:
-        """Rows of a batch of ours over the median time."""
+        """The rows of riffle's last batch divided by the median time."""
         return self.rows / self.batch_s()
 
 
@@ -144,12 +147,12 @@ def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str 
 
 
 def expiry(run: Player) -> Figures:
-    """Fire so many timers out of many, and out of few."""
+    """Fire the same number of timers out of many, and out of few."""
     return _against_few("expiry", run, Side("expiring", "riffle", {"rows": TOUCHED, "batches": 7}, EXPIRED))
 
 
 def ten_million(run: Player) -> Figures:
-    """Touch so many keys of many, and of few."""
+    """Touch the same number of keys with many keys in state, and with few."""
     sizes = {"rows": TOUCHED, "batches": WARM_UP + OURS}
     return _against_few("ten_million", run, Side("counting_many", "riffle", sizes, OURS))
 
@@ -175,7 +178,7 @@ CASES: dict[str, Case[Side, Played]] = {
 
 
 def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
-    """Return of how many of our batches, or of Spark's, figures are the medians; a round has them all once."""
+    """Return the number of batches behind each median."""
     medians = [name for name in names if not name.endswith(("_case_s", "_mb"))]
     alone = ("expiry", "ten_million")
     batches = {name: (EXPIRED if name.startswith("expiry") else OURS) for name in medians}
@@ -185,11 +188,11 @@ def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
 
 def main() -> int:
     """Parse the command line and print the figures."""
-    options = cases.asked(__doc__, CASES)
+    options = cases.parse_options(__doc__, CASES)
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    return cases.tell(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
+    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
 
 
 if __name__ == "__main__":

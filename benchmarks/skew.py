@@ -1,12 +1,12 @@
-"""Measure hot keys, and several stores of one key, in running totals of 100 000 rows a batch.
+"""Measure hot keys, and several stores of one key, in running totals with 100 000 rows per batch.
 
 ./run bench skew [--only hot,together] [--rows 100000] [--batches 20] [--warm-up 60] [--json]
 
 `hot` compares rows of which half have one key with rows whose keys are drawn uniformly from 200 000. `together`
 compares four stores of one key in one job (`riffle_spark.together`) with one store, and counts how often each row of
-the input is read. Each side has a process of its own with local[2] and an S3 server. CPU is that of driver, JVM and
-Python workers; that of the S3 server is left out. Rows from Kafka are a part of `peers`:
-./run bench peers --only kafka --engines riffle,riffle_million.
+the input is read. Each side has a process of its own with local[2] and an S3 server. CPU is the CPU of driver, JVM and
+Python workers, without the S3 server. Rows from Kafka are a part of `peers`: ./run bench peers --only kafka --engines
+riffle,riffle_million.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import answer, in_process
 from benchmarks.kit.streams import session, source, wait_for_rows
 
-__all__ = ["PARTS", "Found", "figures_of", "main", "play_here"]
+__all__ = ["PARTS", "SideResult", "figures_of", "main", "play_here"]
 
 KEYS = 200_000
 SIDES = {"hot": ("uniform", "half_one_key"), "together": ("one_store", "four_stores")}
-"""The sides of each part: what is compared with, and what is compared."""
+"""The sides of each part: the reference, and the compared side."""
 PARTS = tuple(SIDES)
 STORES = 4
 LIMIT_S = 1500.0
 WANTED = {"hot_ratio": "<= 1.3", "together_ratio": "<= 1.5", "together_input_reads": "1"}
-Found = Mapping[str, Any]
+SideResult = Mapping[str, Any]
 """The result of a side: ``seconds`` of each measured batch, ``read_rows`` of the input in one, and ``cpu_ms``."""
 
 
@@ -78,7 +78,7 @@ def _job(stores: int, settings: riffle.Settings) -> riffle.StatefulJob:
     return riffle.together(*jobs) if stores > 1 else jobs[0]
 
 
-def figures_of(part: str, plain: Found, compared: Found, rows: int) -> dict[str, float]:
+def figures_of(part: str, plain: SideResult, compared: SideResult, rows: int) -> dict[str, float]:
     """Return the figures of a part by name: times and CPU of both sides, their ratios, and reads of each input row."""
     base_s = statistics.median(plain["seconds"])
     compared_s = statistics.median(compared["seconds"])
@@ -96,7 +96,7 @@ def figures_of(part: str, plain: Found, compared: Found, rows: int) -> dict[str,
 
 
 def _played(side: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run a side in a process, with a folder and an S3 server of its own."""
+    """Run a side in a process, with its own folder and S3 server."""
     print(f"{side} ...", file=sys.stderr)
     with (
         tempfile.TemporaryDirectory(prefix="riffle-bench-", ignore_cleanup_errors=True) as base,

@@ -1,4 +1,4 @@
-"""Measure how long the status page takes to make and to open in Chromium.
+"""Measure the time to make the status page, and the time to open it in Chromium.
 
 ./run bench status_page [--save] [--json]
 

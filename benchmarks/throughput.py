@@ -1,15 +1,17 @@
-"""Running count and sum per key: ours, with state committed to an S3 server, compared with Spark's state stores.
+"""Compare a running count and sum per key on riffle, with state in an S3 server, with Spark's state stores.
 
 ./run bench throughput [--json] [--only rows,million,fixed,tail,keys,encrypted,groups,upkeep,python]
                        [--against REVISION [--rounds 2]]
 
-`rows` are 100 000 rows a batch, `million` as many, `fixed` 100. After 60 batches to warm up they are compared with
-Spark's aggregation on its default store, whose state is on the heap, and on RocksDB with changelog. `tail` is the 95th
-percentile over 300 batches of 100 000 rows, against the default store. `keys` are 100 000 rows on 10 million keys
-against one million, `encrypted` 100 000 rows with encryption against without, `groups` with 1,024 key-groups against
-128, `upkeep` with upkeep against without, `python` Spark's Python operators after 10 batches. CPU is that of driver,
-JVM and Python workers per batch; that of the S3 server is printed apart. With a revision the same runs on its code too,
-in turn with ours.
+`rows` has 100 000 rows per batch, `million` 1 000 000, and `fixed` 100. After 60 warm-up batches these three are
+compared with Spark's aggregation on its default store, whose state is on the heap, and on RocksDB with changelog.
+`tail` is the 95th percentile over 300 batches of 100 000 rows, compared with the default store. The other parts have
+100 000 rows per batch. `keys` compares 10 million keys with one million, `encrypted` compares encryption with none,
+`groups` 1,024 key-groups with 128, and `upkeep` upkeep with none. `python` measures Spark's Python operators after 10
+batches.
+
+CPU is the CPU of driver, JVM and Python workers per batch. The CPU of the S3 server is printed separately. With
+`--against`, riffle's sides also run on the code of the revision, in turn with this code.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ WANTED = {
 
 
 def run(names: Sequence[str], options: argparse.Namespace, baseline: Code | None) -> dict[str, Any]:
-    """Run the parts in turn, the sides of each alternately, and return the figures."""
+    """Run the parts one after the other, and the sides of a part alternately. Return the figures."""
     results: dict[Side, list[dict[str, Any]]] = {}
     codes = {"before": baseline} if baseline else {}
     for name in names:
@@ -70,7 +72,7 @@ def run(names: Sequence[str], options: argparse.Namespace, baseline: Code | None
 
 
 def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, Any]:
-    """Run a side in a process, with a folder and an S3 server of its own."""
+    """Run a side in a process, with its own folder and S3 server."""
     case = CASES[side.case].scaled(options.scale) if "fixed" not in side.case else CASES[side.case]
     print(
         f"{side.engine}{code.revision and f' ({code.revision})'}, {case.rows} rows a batch, {case.keys} keys ...",
@@ -101,7 +103,7 @@ def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, An
 
 
 def _snapshot_key_groups(server: S3Server, result: Mapping[str, Any]) -> int:
-    """Return of how many key-groups a snapshot lies there that is of a measured batch."""
+    """Return the number of key-groups with a snapshot from a measured batch in the store."""
     with closing(boto3.client("s3", **server.client_arguments)) as client:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=server.bucket, Prefix="state/totals/")
         names = [entry["Key"].split("/") for page in pages for entry in page.get("Contents", ())]

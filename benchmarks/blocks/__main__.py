@@ -1,15 +1,16 @@
-"""Queries as people write them, wrapped by ``riffle_spark.on``, with state committed to an S3 server, against the same
-ones on Spark's own operators.
+"""Compare common queries, wrapped by ``riffle_spark.on``, with the same queries on Spark's own operators.
 
 ./run bench blocks [--json] [--only window,session,dedup,join,close,groups,chain,wrapper]
                    [--against REVISION [--rounds 2]]
 
-All sides build the same query on the same Parquet files, one a batch, on local[2] with two shuffle partitions, each
-side in a process of its own. Spark commits to a checkpoint on local disk: first with its default store, whose state is
-on the heap, then with RocksDB and changelog. riffle commits to an S3 server process (versitygw, built with Go on first
-use). All are measured after 60 batches (10 where Spark runs Python per key). In each measured batch rows leave the
-state. CPU is that of driver, JVM and Python workers; that of the S3 server is printed apart. With a revision riffle's
-sides run on its code too, in turn with ours.
+All sides run the same query on the same Parquet files, one file per batch. Each side has its own process with local[2]
+and two shuffle partitions. Spark commits to a checkpoint on the local disk: first with its default store, whose state
+is on the heap, then with RocksDB and changelog. riffle commits to an S3 server process (versitygw, built with Go on
+first use).
+
+Batches are measured after 60 others, or after 10 if Spark runs Python per key. State expires in each measured batch.
+CPU is the CPU of driver, JVM and Python workers. The CPU of the S3 server is printed separately. With `--against`,
+riffle's sides also run on the code of the revision, in turn with this code.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ MEASURED = 10
 IN_TURN = 60
 WARM_UP = {"groups": 10}
 COMPILED = 60
-"""Batches before those that are measured: by then the JVM has compiled what they run, the state has its size, and rows
-leave it with each. Spark's Python is slow enough to be there sooner.
+"""Batches before the measured ones. After them the JVM has compiled the code, the state has its full size, and rows
+expire in each batch. With Spark's slow Python operators fewer batches suffice.
 """
 LIMIT_S = 3600.0
 ROWS = 100_000
@@ -64,9 +65,7 @@ def _side(block: str, measured: int = MEASURED, **sizes: int) -> Side:
 
 
 def _rates(name: str, run: Player, ours: Side, theirs: Side) -> Figures:
-    """Return how many times Spark's rows a second ours makes, with each of its stores, and how many times as fast as
-    the revision it is.
-    """
+    """Return our rows per second, and their ratio to those of Spark on each of its stores and of the other revision."""
     outcomes = run.in_turn(ours, "riffle", "before")
     heap = run(replace(theirs, engine="spark_heap"))
     spark = run(replace(theirs, engine="spark"))
@@ -90,7 +89,7 @@ def _rates(name: str, run: Player, ours: Side, theirs: Side) -> Figures:
 
 
 def window(run: Player) -> Figures:
-    """Tumbling windows in append mode: count and sum, 10 000 keys, six windows open, one of which each batch closes."""
+    """Tumbling windows in append mode: count and sum, 10 000 keys. Six windows are open, and each batch closes one."""
     return _rates("window", run, _side("window", keys=10_000), _side("window", keys=10_000))
 
 
@@ -100,7 +99,7 @@ def session(run: Player) -> Figures:
 
 
 def dedup(run: Player) -> Figures:
-    """De-duplication within the watermark: nine ids in ten are new, and as many are forgotten."""
+    """De-duplication within the watermark. Nine of ten ids are new, and the same number of ids expires."""
     return _rates("dedup", run, _side("dedup"), _side("dedup"))
 
 
@@ -110,7 +109,7 @@ def join(run: Player) -> Figures:
 
 
 def close(run: Player) -> Figures:
-    """Close a hundredth of many windows, and of few: what one that is closed takes."""
+    """Measure the time to close one window: close one percent of many windows, and of few."""
     many_keys, few = (
         run(Side("close", "riffle", {"keys": keys, "slices": SLICES}, 3 * SLICES, closes=False))
         for keys in (5_000_000, 500_000)
@@ -123,14 +122,14 @@ def close(run: Player) -> Figures:
 
 
 def groups(run: Player) -> Figures:
-    """A running count in ``applyInPandasWithState``, 200 000 keys; Spark's batches are smaller."""
+    """A running count in ``applyInPandasWithState`` over 200 000 keys. Spark's batches are smaller."""
     ours = _side("groups", keys=200_000)
     theirs = _side("groups", keys=200_000, rows=SPARK_PYTHON_ROWS)
     return _rates("groups", run, replace(ours, closes=False), replace(theirs, closes=False))
 
 
 def chain(run: Player) -> Figures:
-    """Windows of windows in one query, against the two stages each in a query of its own."""
+    """Windows of windows in one query, compared with each stage in a query of its own."""
     sides = (_side("chain", keys=10_000), _side("window", keys=10_000), _side("second_alone", keys=10_000))
     # A window of a minute closes with every sixth batch.
     both, first, second = (_median_s(run.in_turn(replace(side, closes=False), "riffle")["riffle"]) for side in sides)
@@ -167,7 +166,7 @@ CASES: dict[str, Case[Side, Played]] = {
 
 
 def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
-    """Return of how many batches figures are the medians."""
+    """Return the number of batches behind each median."""
     medians = [name for name in names if not name.endswith("_case_s")]
     batches = {name: rounds * (IN_TURN if name.startswith("wrapper") else MEASURED) for name in medians}
     batches |= {name: SLICES for name in medians if name.startswith("close")}
@@ -177,11 +176,11 @@ def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
 
 def main() -> int:
     """Parse the command line and print the figures."""
-    options = cases.asked(__doc__, CASES)
+    options = cases.parse_options(__doc__, CASES)
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    return cases.tell(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
+    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
 
 
 if __name__ == "__main__":

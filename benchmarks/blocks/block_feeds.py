@@ -31,12 +31,12 @@ SEED = 20_260_101
 START_US = 1_767_225_600_000_000
 SECOND_US = 1_000_000
 STEP_S = 10
-"""Seconds of event time from batch to batch: the length of a window."""
+"""Seconds of event time between two batches, which is also the length of a window."""
 LAG_S = 50
-"""How far back the rows of a batch reach: so many windows are open."""
+"""The age of a batch's oldest rows in seconds. It determines the number of open windows."""
 COHORTS = 10
 ACTIVE = 6
-"""Sessions: a tenth of the keys begins with each batch, is there for six, and is quiet for four."""
+"""In each batch a tenth of the keys starts a session. Its keys have rows in six batches, and none in the next four."""
 DEDUP_DELAY_S = 120
 DEDUP_STEP_S = 30
 JOIN_STEP_S = 120
@@ -45,12 +45,12 @@ ASIDE_ROWS = 1_000
 DAY_S = 86_400
 
 Batch = Mapping[str, pa.Table]
-"""By stream."""
+"""The rows of a batch by stream."""
 Integers = npt.NDArray[np.int64]
 
 
 def write(folder: Path, batches: Iterable[Batch]) -> int:
-    """Write each batch's tables as the next files of their streams' folders; return how many batches there are."""
+    """Write each batch's tables as the next files in the folders of their streams. Return the number of batches."""
     number = -1
     for number, batch in enumerate(batches):
         for stream, table in batch.items():
@@ -71,26 +71,24 @@ def _between(random: np.random.Generator, start_s: float, end_s: float, rows: in
 
 
 def drawn(keys: int, rows: int, batches: int) -> Iterator[Batch]:
-    """Yield rows without time: ``key`` uniform, ``amount``."""
+    """Yield rows without an event time: uniform ``key``, ``amount``."""
     random = np.random.default_rng(SEED)
     for _ in range(batches):
         yield {"rows": pa.table({"key": random.integers(0, keys, rows), "amount": random.integers(1, 101, rows)})}
 
 
 def windowed(keys: int, rows: int, batches: int) -> Iterator[Batch]:
-    """Yield rows that fall into six windows each batch, of which its watermark closes the oldest: ``at``, ``key``,
-    ``amount``.
-    """
+    """Yield rows (``at``, ``key``, ``amount``) in six windows per batch. Each watermark closes the oldest."""
     random = np.random.default_rng(SEED + 1)
     for number in range(batches):
         times = _between(random, number * STEP_S - LAG_S, (number + 1) * STEP_S, rows)
-        # The newest moment is there in each batch, so that each closes one window.
+        # Each batch has a row at its newest time, so each batch closes one window.
         times[0] = (number + 1) * STEP_S * SECOND_US - 1
         yield _rows(times, key=random.integers(0, keys, rows), amount=random.integers(1, 101, rows))
 
 
 def totals(keys: int, batches: int) -> Iterator[Batch]:
-    """Yield what closing one window of all keys answers, a row a key: ``at``, ``key``, ``amount``."""
+    """Yield the results of closing one window of all keys, one row per key: ``at``, ``key``, ``amount``."""
     random = np.random.default_rng(SEED + 2)
     for number in range(batches):
         times = np.full(keys, (number + 1) * STEP_S * SECOND_US - 1)
@@ -98,7 +96,7 @@ def totals(keys: int, batches: int) -> Iterator[Batch]:
 
 
 def visits(keys: int, rows: int, batches: int) -> Iterator[Batch]:
-    """Yield rows of those keys whose session goes on; the others are quiet until theirs has ended: ``at``, ``key``."""
+    """Yield rows (``at``, ``key``) of the keys with an active session. Other keys wait for the end of theirs."""
     random = np.random.default_rng(SEED + 3)
     for number in range(batches):
         cohort = random.integers(0, ACTIVE, rows)
@@ -107,7 +105,7 @@ def visits(keys: int, rows: int, batches: int) -> Iterator[Batch]:
 
 
 def once(rows: int, batches: int) -> Iterator[Batch]:
-    """Yield ids of which nine in ten are new, the others from the batches before: ``at``, ``key``."""
+    """Yield rows (``at``, ``key``). Nine of ten keys are new, the others are from this and the previous batch."""
     random = np.random.default_rng(SEED + 4)
     for number in range(batches):
         fresh = number * rows + np.arange(rows)
@@ -117,7 +115,7 @@ def once(rows: int, batches: int) -> Iterator[Batch]:
 
 
 def joined(rows: int, batches: int) -> Iterator[Batch]:
-    """Yield two streams of so many rows, half of which have a partner in the other one: ``at``, ``key``, ``amount``."""
+    """Yield two streams of rows (``at``, ``key``, ``amount``). Half of the rows have a partner in the other stream."""
     random = np.random.default_rng(SEED + 5)
     for number in range(batches):
         ids = number * rows + np.arange(rows)
@@ -132,11 +130,12 @@ def joined(rows: int, batches: int) -> Iterator[Batch]:
 
 
 def closing(keys: int, slices: int) -> Iterator[Batch]:
-    """Yield batches that open a window for each key, then small ones: a hundredth of the windows is due in every
-    third of those, in the others none: ``at``, ``key``, ``amount``.
+    """Yield rows (``at``, ``key``, ``amount``): first batches that open a window per key, then small batches.
 
-    The watermark is a day behind. What is never due lies within that day; a small batch is a day later, and its
-    rows, in windows of their own, move the watermark, which closes in the batch after.
+    One percent of the windows is due in every third of the small batches, and none in the others.
+
+    The watermark is a day behind. Windows that are never due are within this day. The rows of a small batch are a day
+    later and have windows of their own. They advance the watermark, which closes windows in the next batch.
     """
     due = max(1, keys // 100)
     for number, named in enumerate(np.array_split(np.random.default_rng(SEED + 6).permutation(keys), _parts(keys))):

@@ -1,4 +1,4 @@
-"""Runs one side of a block in a process of its own: Spark's own operators, the same query wrapped, or ``Stateful``."""
+"""Run one side of a block in its own process: Spark's own operators, the wrapped query, or ``Stateful``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Side(cases.Side):
-    """A block on an engine, and how long it may take.
+    """A block on an engine, and its time limit.
 
     Engines: ``riffle`` wraps the query's frames, ``before`` does so on another revision, ``spark`` does not,
     ``spark_heap`` does not and has Spark's default store, and ``stateful`` is the running count as
@@ -44,13 +44,16 @@ class Side(cases.Side):
 
 @dataclass(frozen=True, slots=True)
 class Played(cases.Played):
-    """What a side took, and how many rows left the state in each batch."""
+    """The measured times of a side, and the number of rows that left the state in each batch."""
 
     removed: list[int]
 
     @property
     def closing_s(self) -> float:
-        """Return what a row that leaves takes: batches where some do, less those where none does, of the measured."""
+        """Return the seconds per row that leaves the state.
+
+        It is the difference between batches with such rows and batches without them.
+        """
         removals = list(zip(self.seconds[-self.measured :], self.removed[-self.measured :], strict=True))
         with_some = [seconds for seconds, removed in removals if removed]
         without = [seconds for seconds, removed in removals if not removed]
@@ -63,7 +66,7 @@ NOT_PLAYED = Played([math.nan], rows=0, measured=1, removed=[0])
 
 
 def play(side: Side, code: Code = HERE) -> Played:
-    """Run a side on a product in a process, with a folder and an S3 server of its own."""
+    """Run a side on a revision of the product in a process, with its own folder and S3 server."""
     print(f"{side.load} on {side.engine}{code.revision and f' ({code.revision})'}, {side.sizes} ...", file=sys.stderr)
     with (
         tempfile.TemporaryDirectory(prefix="riffle-blocks-", ignore_cleanup_errors=True) as base,
@@ -77,7 +80,7 @@ def play(side: Side, code: Code = HERE) -> Played:
 
 
 def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Run what a side's process was told; return its figures."""
+    """Run the specified side in this process; return its figures."""
     block = BLOCKS[spec["load"]]
     folder = Path(spec["folder"])
     try:
@@ -89,7 +92,7 @@ def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _streams(block: Block, spec: Mapping[str, Any], **conf: str) -> dict[str, DataFrame]:
-    """Return the streams of the files, one a batch, in a session started with ``conf``."""
+    """Return the streams of the files, one file per batch, in a session that is started with ``conf``."""
     reader = session(**conf).readStream.schema(block.schema).option("maxFilesPerTrigger", 1)
     return {stream: reader.parquet(f"{spec['folder']}/in/{stream}") for stream in block.streams}
 
@@ -104,7 +107,7 @@ def _settings(spec: Mapping[str, Any]) -> riffle.Settings:
 
 
 def _written(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:
-    """Start the query, on Spark's own frames or wrapped, into a sink that reads all and keeps nothing."""
+    """Start the query on Spark's own frames or on wrapped ones. The sink reads all rows and discards them."""
     if spec["engine"] in ("spark", "spark_heap"):
         streams = _streams(block, spec, **(HEAP if spec["engine"] == "spark_heap" else {}))
     else:
@@ -127,7 +130,7 @@ def _stateful(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:
 
 
 def _measured(query: StreamingQuery, spec: Mapping[str, Any], files: int) -> dict[str, Any]:
-    """Wait for all files and return what each batch that had rows took, trigger to trigger."""
+    """Wait for all files, and return the time from trigger to trigger of each batch with rows."""
     cpu = BatchCpu(files - spec["measured"], spec["server_pids"])
     try:
         progress = wait_for_rows(query, files, spec["limit_s"], cpu)

@@ -13,7 +13,7 @@ __all__ = ["CountingStore", "kind_of"]
 
 
 class CountingStore(MemoryStore):
-    """Counts the bytes that were put by kind of object (``kind_of``), and those that were read.
+    """Counts the put bytes by kind of object (``kind_of``), and the read bytes.
 
     ``sizes`` has the bytes of each object that exists.
     """

@@ -1,4 +1,4 @@
-"""From counted bytes and requests to the figures of a load. Pure."""
+"""Compute the figures of a load from counted bytes and requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["DOLLARS_PER_GB_MONTH", "SECONDS_A_BATCH", "Counted", "Space", "figur
 DOLLARS_PER_GB_MONTH = 0.023
 """The list price of S3 Standard in us-east-1 for the first 50 TB."""
 SECONDS_A_BATCH = 10
-"""The bill is that of a query with a batch every so many seconds."""
+"""The seconds between two batches of the query whose bill is computed."""
 BATCHES_A_MONTH = 30 * 24 * 3600 // SECONDS_A_BATCH
 BILLED_GB = 100
-"""The storage of the bill is that of so much live state."""
+"""The live state of the query whose bill is computed, in GB."""
 
 
 KINDS = ("delta", "merged", "snapshot", "log")
@@ -24,7 +24,7 @@ KINDS = ("delta", "merged", "snapshot", "log")
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the measured batches wrote and read.
+    """The bytes and requests of the measured batches.
 
     ``changed_bytes`` are those of the keys and values that the batches changed. ``put_bytes`` are by kind of object,
     ``requests`` by kind of request. ``local_bytes`` were written to the disks of all ``copies`` of a key-group.
@@ -57,7 +57,7 @@ class Space:
 def figures_of(counted: Counted, spaces: Sequence[Space]) -> dict[str, float]:
     """Return the figures by name: ratios to changed or live bytes, requests, and the monthly bill in US dollars.
 
-    Those of space are the largest of ``spaces``.
+    Figures of space are the largest of ``spaces``.
     """
     changed = counted.changed_bytes
     requests_a_batch = {kind: number / counted.batches for kind, number in counted.requests.items()}

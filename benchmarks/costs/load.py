@@ -29,14 +29,16 @@ __all__ = ["PATTERNS", "ROW_BYTES", "CostLoad", "KeyPattern"]
 
 STORE = "rows"
 COPIES = 2
-"""One owner and one standby of each key-group, on as many executors of one core."""
+"""One owner and one standby of each key-group, on two executors of one core."""
 PAYLOAD_BYTES = 92
 ROW_BYTES = 8 + PAYLOAD_BYTES
 """Bytes of a key and its value. The value is random, so that no codec makes it smaller."""
 BATCH_SECONDS = 37.0
-"""So long that 100 versions are retained for more than the hour of ``retained_for``, and less than ``SURE_SECONDS``."""
+"""The time between two batches. It is less than ``SURE_SECONDS``, and 100 batches take more than the hour of
+``retained_for``.
+"""
 SPACE_BATCHES = 16
-"""Space is looked at after each of so many batches, because deletes come at most so many records after each other."""
+"""Space is measured after each of these batches, because two deletes are at most this number of records apart."""
 SEED = 11
 INPUT = pa.schema([("key", pa.int64()), ("payload", pa.binary(PAYLOAD_BYTES))])
 

@@ -1,6 +1,6 @@
-"""Executors that answer a driver at once with made-up receipts: no rows, no copies, no objects.
+"""Simulated executors. They answer a driver at once with receipts, and have no rows, copies or objects.
 
-Their messages have the size and the content of real ones. The time that they take is measured apart from the driver's.
+Their messages have the size and the content of real messages. Their CPU time is not counted as the driver's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CpuMeter:
         self._aside_s = 0.0
 
     def seconds(self) -> float:
-        """Return the CPU seconds so far that count."""
+        """Return the counted CPU seconds so far."""
         return self._clock() - self._aside_s
 
     @contextmanager
@@ -211,7 +211,7 @@ class MadeUpWork:
         return 0
 
     def count_routed_rows(self) -> Mapping[str, int | None]:
-        """Return as many rows as the receipts have."""
+        """Return the numbers of rows in the receipts."""
         return self._rows
 
     def recount(self, store: str) -> int:

@@ -1,4 +1,4 @@
-"""Run batches on a real driver, log, ownership and upkeep, with made-up executors on a clock that is set by hand."""
+"""Run batches on a real driver, log, ownership and upkeep, with simulated executors and a simulated clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ BATCH_SECONDS = 1.0
 class Measured:
     """Figures of the measured batches, one value per batch.
 
-    ``cpu_s``: CPU of the driver, also beside the batch. ``commit_s``: from the sink's end to the committed record.
+    ``cpu_s``: the CPU of the driver, also between batches. ``commit_s``: the time from the sink's end to the committed
+    record.
     """
 
     cpu_s: list[float] = field(default_factory=list)
@@ -56,9 +57,9 @@ class Measured:
 
 
 class DriverLoad:
-    """A driver with so many executors and key-groups. Every batch changes all key-groups.
+    """A driver with simulated executors. Every batch changes all key-groups.
 
-    ``root`` is where its log is stored; empty for this process's memory.
+    ``root`` is the root of its log. It is empty for a log in this process's memory.
     """
 
     def __init__(self, executors: int, key_groups: int, *, root: str = "", **settings: object) -> None:

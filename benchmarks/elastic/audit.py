@@ -1,4 +1,4 @@
-"""Count the objects in the store and the files on the disks from outside."""
+"""Measure the objects in the store and the files on the disks, without the query's own counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Audit", "StoreView", "missing_bytes"]
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """The bytes of a root's objects by their names in the bucket, and what the newest record of its log says."""
+    """The sizes of a root's objects by name in the bucket, and the number and manifest of the newest record."""
 
     objects: Mapping[str, int]
     sequence: int
@@ -32,7 +32,7 @@ class StoreView:
 
 
 class Audit:
-    """Looks at a query's root with a client of its own."""
+    """Reads a query's root with a separate client."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -46,7 +46,7 @@ class Audit:
         self._policy = SnapshotPolicy.of_chains(links, versions, are_merged=are_merged)
 
     def look(self) -> StoreView:
-        """Return what lies there now."""
+        """Return the present objects and the newest record."""
         record = self._log.open()
         assert record is not None, "no batch was committed"
         return StoreView(self.objects(), record.sequence, self._log.manifest)
@@ -59,10 +59,11 @@ class Audit:
             return {stored["Key"]: stored["Size"] for page in pages for stored in page.get("Contents", ())}
 
     def rewritten_bytes(self, store_view: StoreView, after: StoreView, later: StoreView, sealed_bytes: int) -> int:
-        """Return the bytes of state put between two looks that are neither deltas that the batches sealed nor
-        snapshots that were due by their rule, whoever owned the key-group.
+        """Return the bytes of state that were put between two views without need.
 
-        ``later`` is a look some batches after, when the log lists all that was put by then.
+        Deltas that the batches sealed, and snapshots that were due by the snapshot policy, do not count.
+
+        ``later`` is a view some batches later, when the log lists all objects that were put before ``after``.
         """
         new = {
             name.removeprefix(self.prefix): size
@@ -75,7 +76,7 @@ class Audit:
         return deltas - sealed_bytes + snapshots
 
     def _due_snapshots(self, store_view: StoreView, after: StoreView) -> set[str]:
-        """Return the names of snapshots that the log came to list, and whose key-group was due for one."""
+        """Return the names of the newly listed snapshots whose key-groups were due for a snapshot."""
         names_found: set[str] = set()
         entries = dict(store_view.manifest.entries)
         for sequence in range(store_view.sequence + 1, after.sequence + 1):
@@ -97,9 +98,10 @@ class Audit:
 
 
 def missing_bytes(folders: Iterable[Path], manifest: Manifest) -> int:
-    """Return the bytes that the copies in members' folders lack to be at the log's heads, whatever fetches them.
+    """Return the number of bytes that the copies in members' folders lack to be at the log's heads.
 
-    What a member sealed itself lies beside its copies and is not lacking. Nothing may have a copy open meanwhile.
+    Deltas that a member sealed itself are in its folder, so they do not count. No process may use a copy during this
+    call.
     """
     return sum(_missing_in(folder, manifest) for folder in folders)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.elastic.audit import Audit
-from benchmarks.elastic.data import Feed, Size, called_last
+from benchmarks.elastic.data import Feed, Size, last_call_time
 from benchmarks.elastic.gets import Span, plain_gets
 from benchmarks.elastic.query import STORE, Query
 from benchmarks.elastic.signs import is_calm, is_shared
@@ -29,8 +29,9 @@ VICTIM = 1
 class Restored:
     """One cold restore.
 
-    ``size`` are the bytes that the log lists, ``fetched`` those that the batch fetched: a surviving executor may have
-    sealed some of them itself. ``plain_bytes_per_s`` is the rate of plain GETs of all listed ranges.
+    ``size`` is the number of bytes that the log lists, and ``fetched`` the number that the batch fetched. It may be
+    less, because a surviving executor may have sealed some of these bytes itself. ``plain_bytes_per_s`` is the rate of
+    plain GETs of all listed ranges.
     """
 
     size: int
@@ -51,12 +52,13 @@ class Restored:
 
 
 def cold_restore(size: Size, folder: Path) -> dict[str, object]:
-    """Three executors, no standbys; a worker dies between two batches, the next one restores what it held, the worker
-    returns, and all of it once more.
+    """Kill one of three workers several times, without standbys, and return the figures of the restores.
 
-    A restore's time is that from its batch's start to the last call of the user's function, less the same in the
-    batches after it, which have the same layout: whatever is between the store and the function is in it. Copies that
-    the worker's return makes needless go at once, so that the next restore is as cold.
+    The worker dies between two batches, and the next batch restores its key-groups. Then the worker returns.
+
+    The time of a restore is the time from the start of its batch to the last call of the user's function, minus the
+    same time in later batches with the same layout. So it includes all work between the store and the function. Copies
+    that are not needed after the worker's return are removed at once, so that the next restore is cold too.
     """
     marks = folder / "marks"
     marks.mkdir()
@@ -64,16 +66,16 @@ def cold_restore(size: Size, folder: Path) -> dict[str, object]:
         query = Query(stage, Feed(folder / "feed", size), marks=marks, state_cleanup_delay=0.0)
         query.start(EXECUTORS)
         query.fill()
-        all_of_them = [_restored(stage, query, marks) for _ in range(TIMES)]
-        ratios = [restore.ratio for restore in all_of_them]
+        restores = [_restored(stage, query, marks) for _ in range(TIMES)]
+        ratios = [restore.ratio for restore in restores]
         return {
             "cold_state_bytes": size.state_bytes,
-            "cold_restored_bytes": statistics.median(restore.fetched for restore in all_of_them),
-            "cold_fetched_over_listed": min(restore.fetched / restore.size for restore in all_of_them),
-            "cold_restore_s": statistics.median(restore.seconds for restore in all_of_them),
-            "cold_batch_extra_s": statistics.median(restore.batch_extra_s for restore in all_of_them),
-            "cold_restore_mb_per_s": statistics.median(restore.bytes_per_s / 1e6 for restore in all_of_them),
-            "plain_gets_mb_per_s": statistics.median(restore.plain_bytes_per_s / 1e6 for restore in all_of_them),
+            "cold_restored_bytes": statistics.median(restore.fetched for restore in restores),
+            "cold_fetched_over_listed": min(restore.fetched / restore.size for restore in restores),
+            "cold_restore_s": statistics.median(restore.seconds for restore in restores),
+            "cold_batch_extra_s": statistics.median(restore.batch_extra_s for restore in restores),
+            "cold_restore_mb_per_s": statistics.median(restore.bytes_per_s / 1e6 for restore in restores),
+            "plain_gets_mb_per_s": statistics.median(restore.plain_bytes_per_s / 1e6 for restore in restores),
             "cold_restore_ratio": statistics.median(ratios),
             "cold_restore_ratio_least": min(ratios),
             "cold_wrong_keys": query.difference.wrong_keys,
@@ -93,7 +95,8 @@ def _restored(stage: Stage, query: Query, marks: Path) -> Restored:
     restored = Restored(
         sum(span.end - span.start for span in spans),
         cold.fetched_bytes,
-        _waited(marks, cold) - statistics.median(_waited(marks, report) for report, _ in warm),
+        _seconds_to_last_call(marks, cold)
+        - statistics.median(_seconds_to_last_call(marks, report) for report, _ in warm),
         cold_s - statistics.median(seconds for _, seconds in warm),
         plain_gets(stage.store, spans, processes=EXECUTORS - 1),
     )
@@ -102,13 +105,13 @@ def _restored(stage: Stage, query: Query, marks: Path) -> Restored:
     return restored
 
 
-def _waited(marks: Path, report: BatchReport) -> float:
+def _seconds_to_last_call(marks: Path, report: BatchReport) -> float:
     """Return the seconds from a batch's start to the last call of the function."""
-    return called_last(marks, report.version) - report.started_ms / 1000
+    return last_call_time(marks, report.version) - report.started_ms / 1000
 
 
 def _spans(manifest: Manifest, key_groups: Collection[int], prefix: str) -> Iterator[Span]:
-    """Yield what a log lists of some key-groups."""
+    """Yield the byte ranges that a manifest lists for some key-groups."""
     for key_group in key_groups:
         entry = manifest.entry(STORE, key_group)
         if entry.snapshot is not None:

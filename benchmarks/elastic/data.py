@@ -1,8 +1,8 @@
 """The input, the computation and the expected result of the elasticity benchmark.
 
-Every row has a key and an amount. The first rows name every key once, so that the state has its full size; later ones
-draw keys at random. The state of a key is its count, its sum and a vector that nothing can compress, made anew from the
-key and the count with every change: a copy that is behind, or from elsewhere, is noticed by the next change.
+Every row has a key and an amount. The first rows have every key once, so that the state has its full size. Later rows
+have random keys. The state of a key is its count, its sum and an incompressible vector. Every change computes the
+vector again from the key and the count. So the next change detects a stale or foreign copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["OUTPUT", "STATE", "Feed", "Size", "advancing", "called_last", "vectors"]
+__all__ = ["OUTPUT", "STATE", "Feed", "Size", "last_call_time", "make_function", "vectors"]
 
 Integers = npt.NDArray[np.int64]
 SEED = 20_250_101
@@ -31,7 +31,7 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a case is: keys, bytes of vector a key, rows of a steady batch and of one that fills."""
+    """The size of a case: keys, bytes of vector per key, rows of a steady batch, and rows of a filling batch."""
 
     keys: int
     vector_bytes: int
@@ -40,12 +40,12 @@ class Size:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of keys and values of the whole state, without any format around them."""
+        """The bytes of all keys and values of the state, without the overhead of a format."""
         return self.keys * (8 + 16 + self.vector_bytes)
 
 
 def vectors(keys: Integers, counts: Integers, size: int) -> npt.NDArray[np.uint64]:
-    """Return one row of ``size`` bytes a key, the same for the same key and count."""
+    """Return one row of ``size`` bytes per key. Equal keys with equal counts have equal rows."""
     words = np.random.default_rng(SEED).integers(0, 1 << 63, size // 8, dtype=np.uint64)
     seeds = (keys.astype(np.uint64) * _ODD + counts.astype(np.uint64)) * _MIX
     seeds ^= seeds >> np.uint64(29)
@@ -54,18 +54,18 @@ def vectors(keys: Integers, counts: Integers, size: int) -> npt.NDArray[np.uint6
 
 
 class _Context(Protocol):
-    """What the function is told beside its rows."""
+    """The used part of the function's context."""
 
     version: int
 
 
-def advancing(
+def make_function(
     size: int, marks: Path | None = None
 ) -> Callable[[pa.Table, pa.Table, _Context], tuple[pa.Table, pa.Table]]:
-    """Return the stateful function: rows and state of a key-group in, totals and new state out.
+    """Return the stateful function. It gets the rows and the state of a key-group, and returns totals and new state.
 
-    It raises if a vector is not the one that its key and count must have. In the folder ``marks``, if there is one, it
-    notes the time of each call.
+    It raises an error if a vector does not fit its key and count. It writes the time of each call to the folder
+    ``marks``, if that is set.
     """
 
     def advance(rows: pa.Table, state: pa.Table, context: _Context) -> tuple[pa.Table, pa.Table]:
@@ -89,8 +89,8 @@ def advancing(
     return advance
 
 
-def called_last(marks: Path, version: int) -> float:
-    """Return when, in seconds of the wall clock, the function was last called in a batch, in whichever slot."""
+def last_call_time(marks: Path, version: int) -> float:
+    """Return the time of the function's last call in a batch, over all slots, in seconds of the wall clock."""
     lines = (line.split() for file in marks.iterdir() for line in file.read_text().splitlines())
     return max(float(second) for number, second in lines if int(number) == version)
 
@@ -103,7 +103,7 @@ def _binary(rows: npt.NDArray[np.uint64]) -> pa.Array:
 
 
 def _check(keys: Integers, counts: Integers, actual: pa.ChunkedArray) -> None:
-    """Compare the first word of each vector: enough to know whose it is and how old."""
+    """Raise ``ValueError`` if the first word of a vector does not fit its key and count."""
     array = actual.combine_chunks()
     data = np.frombuffer(array.buffers()[2], np.uint8)
     starts = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array)]
@@ -114,7 +114,7 @@ def _check(keys: Integers, counts: Integers, actual: pa.ChunkedArray) -> None:
 
 
 class Feed:
-    """A folder of Parquet files, each of which is one micro-batch, and the ledger of all that was put there."""
+    """A folder of Parquet files, one per micro-batch, and the ledger of all their rows."""
 
     def __init__(self, folder: Path, size: Size) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class Feed:
         self._random = np.random.default_rng(SEED)
 
     def fill(self) -> Iterator[int]:
-        """Add batches until every key was named once; yield each one's number."""
+        """Add batches that together have every key once. Yield the number of each batch."""
         order = self._random.permutation(self.size.keys)
         for start in range(0, self.size.keys, self.size.fill_rows):
             yield self.add(order[start : start + self.size.fill_rows])
@@ -136,12 +136,12 @@ class Feed:
         return self.add(self._random.integers(0, self.size.keys, self.size.rows if rows is None else rows))
 
     def add(self, keys: Integers) -> int:
-        """Add one batch of a row a key named, and return its number."""
+        """Add one batch with a row for each of these keys, and return its number."""
         number = self.batches
         amounts = self._random.integers(1, 101, len(keys))
         hidden = self.folder / f".{number:06d}.parquet"
         pq.write_table(pa.table({"key": keys, "amount": amounts}), hidden, compression="NONE")
-        # The file source takes older files first, and tells ages in milliseconds.
+        # The file source reads older files first, and compares ages in milliseconds.
         os.utime(hidden, (1_700_000_000 + number,) * 2)
         hidden.rename(self.folder / f"{number:06d}.parquet")
         np.add.at(self.counts, keys, 1)

@@ -20,7 +20,7 @@ THREADS = (8, 16)
 
 
 class Span(NamedTuple):
-    """Bytes of an object: its name in the bucket, where they start and where they end, the end left out."""
+    """A byte range of an object: its name in the bucket, the start, and the exclusive end."""
 
     name: str
     start: int
@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """What one process gets, and from where."""
+    """The ranges that one process reads, and the client to read them with."""
 
     client: Mapping[str, str]
     bucket: str
@@ -37,16 +37,16 @@ class _Share(NamedTuple):
 
 
 def plain_gets(server: DiskS3Server, object_spans: Iterable[Span], processes: int) -> float:
-    """Return the bytes a second that so many processes get at once, with the better of 8 and 16 threads each.
+    """Return the bytes per second that several processes read at once, with the better of 8 and 16 threads each.
 
-    What is wanted is got once, in as few ranges of at most 8 MB as there can be, and thrown away.
+    Each byte is read once and discarded, in as few ranges of at most 8 MB as possible.
     """
     spans = pieces(object_spans)
     return max(_rate(server, spans, processes, threads) for threads in THREADS)
 
 
 def pieces(spans: Iterable[Span]) -> list[Span]:
-    """Return the same bytes: what adjoins in one range, none longer than a piece."""
+    """Return the same bytes with adjacent ranges joined, and split into ranges of at most ``PIECE_BYTES``."""
     joined: list[Span] = []
     for span in sorted(spans):
         if joined and joined[-1].name == span.name and joined[-1].end == span.start:
@@ -72,7 +72,7 @@ def _rate(server: DiskS3Server, spans: Sequence[Span], processes: int, threads: 
 
 
 def _warm(share: _Share) -> None:
-    """Have a process import everything and connect; the barrier is that all are waited for."""
+    """Import all modules and connect in this process. The caller waits for all processes."""
     _get(share._replace(spans=share.spans[:1]))
     time.sleep(0.2)
 

@@ -16,11 +16,11 @@ EXECUTORS = 3
 VICTIM = 1
 TRIES = 50
 NOTICED_SECONDS = 4.0
-"""How long Spark may take to notice a death and to run the dead executor's tasks elsewhere."""
+"""The seconds that Spark may take to detect a death and to run the dead executor's tasks on another executor."""
 
 
 def standby_kill(size: Size, folder: Path) -> dict[str, object]:
-    """Three executors, a standby a key-group; a worker dies while its executor runs a slot."""
+    """Kill one of three workers while its executor runs a slot, with one standby per key-group. Return the figures."""
     with Stage(folder, workers=EXECUTORS) as stage:
         query = Query(stage, Feed(folder / "feed", size), num_standbys=1)
         query.start(EXECUTORS)

@@ -1,4 +1,4 @@
-"""A stateful query on a cluster: feed it, wait for it, and compare it with its ledger."""
+"""A stateful query on a cluster: feed it, wait for its batches, and compare its results with the ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import riffle_spark as riffle
 from apps.demo.ledger import Difference, Ledger, compare
-from benchmarks.elastic.data import OUTPUT, STATE, Feed, advancing
+from benchmarks.elastic.data import OUTPUT, STATE, Feed, make_function
 from benchmarks.elastic.stage import POLL_SECONDS, WAIT_SECONDS, Stage, wait_for
 from riffle_spark import BatchReport
 
@@ -22,11 +22,11 @@ STORE = "vectors"
 KEY_GROUPS = 32
 PLAY_SECONDS = 600.0
 AHEAD = 2
-"""How many batches wait to be read while the query plays, so that batches follow each other without a pause."""
+"""The number of files that wait while batches are measured, so that batches follow each other without a pause."""
 
 
 class Played:
-    """The batches of a stretch of play: their reports, and how long Spark says their triggers took."""
+    """Successive batches: their reports, and the times of their triggers in Spark's progress."""
 
     def __init__(self, reports: list[BatchReport], seconds: dict[int, float]) -> None:
         self.reports = reports
@@ -35,18 +35,20 @@ class Played:
     def __iter__(self) -> Iterator[tuple[BatchReport, float]]:
         return iter(zip(self.reports, self.seconds, strict=True))
 
-    def median_s(self, is_meant: Callable[[BatchReport], bool] | None = None) -> float:
-        """Return the median time of all batches, or of those that are meant; NaN if there are none."""
-        meant = [seconds for report, seconds in self if is_meant is None or is_meant(report)]
-        return float(np.median(meant)) if meant else float("nan")
+    def median_s(self, is_selected: Callable[[BatchReport], bool] | None = None) -> float:
+        """Return the median time of all batches, or of those for which ``is_selected`` returns true; NaN if there are
+        none.
+        """
+        selected = [seconds for report, seconds in self if is_selected is None or is_selected(report)]
+        return float(np.median(selected)) if selected else float("nan")
 
 
 class Query:
     """One query over a feed, with its state below ``s3://<bucket>/<name>`` and its checkpoint in the stage's folder.
 
-    A quarter of a key-group's records is the lag that a copy may have and be warm: an empty one never is. The query may
-    be stopped and started again, in the same application or in another one. With ``marks``, a folder, its function
-    leaves there when it was called (see ``data.called_last``).
+    A copy is warm if its lag is at most a quarter of a key-group's records, so an empty copy is never warm. The query
+    may be stopped and started again, in the same application or in another one. ``marks`` is a folder to which its
+    function writes the times of its calls (``data.last_call_time``).
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class Query:
         self._seconds: dict[int, float] = {}
 
     def start(self, executors: int) -> None:
-        """Start it once so many executors are there."""
+        """Wait for this number of executors, and start the query."""
         spark = self.stage.session()
         self.stage.await_executors(executors)
-        compute = riffle.arrow_function(advancing(self.feed.size.vector_bytes, self._marks), state=STATE, output=OUTPUT)
-        self.job = riffle.Stateful(STORE, "key", compute, settings=self.settings).into(self._take)
+        compute = riffle.arrow_function(
+            make_function(self.feed.size.vector_bytes, self._marks), state=STATE, output=OUTPUT
+        )
+        self.job = riffle.Stateful(STORE, "key", compute, settings=self.settings).into(self._record_results)
         self.job.on_report = self.reports.append
         rows = spark.readStream.schema("key long, amount long").option("maxFilesPerTrigger", 1)
         writer = rows.parquet(str(self.feed.folder)).writeStream.foreachBatch(self.job)
@@ -84,18 +88,18 @@ class Query:
 
     @property
     def run_id(self) -> str:
-        """What Spark calls this run, and the group of its jobs."""
+        """Spark's id of this run, which is also the group of its jobs."""
         assert self._query is not None, "start it first"
         return str(self._query.runId)
 
     def stop(self) -> None:
-        """Stop it after the batch that runs."""
+        """Stop the query after its current batch."""
         self._note_times()
         assert self._query is not None, "start it first"
         self._query.stop()
 
-    def _take(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark gives it
-        """Keep the last count and sum of each key: a batch that comes again changes nothing."""
+    def _record_results(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark gives it
+        """Keep the last count and sum of each key. A repeated batch changes nothing."""
         table = rows.toArrow()
         keys = table["key"].to_numpy()
         self._counted.counts[keys] = table["count"].to_numpy()
@@ -103,16 +107,16 @@ class Query:
 
     @property
     def difference(self) -> Difference:
-        """How far what was counted is from what was fed."""
+        """The difference between the query's results and the ledger of the feed."""
         return compare(Ledger(self.feed.counts, self.feed.sums), self._counted)
 
     @property
     def done(self) -> int:
-        """How many batches are through."""
+        """The number of completed batches."""
         return self.reports[-1].version + 1 if self.reports else 0
 
     def fill(self) -> Played:
-        """Feed every key once, back to back, and return what was played."""
+        """Feed every key once, in batches without a pause. Return the batches."""
         first = self.done
         numbers = self.feed.fill()
         for number in numbers:
@@ -120,20 +124,20 @@ class Query:
         return self.played_from(first)
 
     def play(self, batches: int, rows: int | None = None) -> Played:
-        """Feed so many steady batches, to be run back to back, and return what was played."""
+        """Feed this number of steady batches, which run without a pause. Return the batches."""
         first = self.feed.batches
         for _ in range(batches):
             self.feed.steady(rows)
         return self.played_from(first)
 
-    def play_until(self, is_so: Callable[[list[BatchReport]], bool], rows: int | None = None) -> Played:
-        """Feed steady batches, back to back, until ``is_so`` of the reports since; return what was played.
+    def play_until(self, is_reached: Callable[[list[BatchReport]], bool], rows: int | None = None) -> Played:
+        """Feed steady batches without a pause, until ``is_reached`` returns true for their reports. Return the batches.
 
-        Raises ``TimeoutError`` if that takes too long, and what the query failed with.
+        Raises ``TimeoutError`` if that takes too long, and ``RuntimeError`` if the query fails.
         """
         first = self.feed.batches
         deadline = time.monotonic() + PLAY_SECONDS
-        while not is_so(self._reports_from(first)):
+        while not is_reached(self._reports_from(first)):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{self.done - first} batches in {PLAY_SECONDS:g} s, not yet as wanted: {self._last}"
@@ -145,7 +149,7 @@ class Query:
         return self.played_from(first)
 
     def rest(self, rows: int) -> None:
-        """Wait until upkeep is through with what the batches so far gave it to do, and have a small one report it."""
+        """Wait until upkeep has finished the work of all batches, then run a small batch that reports it."""
         self._await_upkeep()
         self.play(1, rows)
         self._await_upkeep()
@@ -157,7 +161,7 @@ class Query:
         wait_for("upkeep to be through", lambda: not rounds._running)  # private: the same
 
     def batch(self, rows: int | None = None) -> BatchReport:
-        """Feed one batch after all others are through, and return its report."""
+        """Feed one batch and wait until it is completed. Return its report."""
         return self.play(1, rows).reports[0]
 
     def _reports_from(self, first: int) -> list[BatchReport]:
@@ -168,14 +172,14 @@ class Query:
         return self.reports[-1].to_json() if self.reports else "no batch"
 
     def played_from(self, first: int) -> Played:
-        """Wait until all that was fed is through, and return what was played from a batch on."""
+        """Wait until all fed batches are completed. Return the batches from ``first`` on."""
         last = self.feed.batches
         self._await(lambda: self.done == last)
-        self._await(lambda: self._knows_time_of(last - 1))
+        self._await(lambda: self._is_timed(last - 1))
         return Played(self._reports_from(first), self._seconds)
 
-    def _knows_time_of(self, number: int) -> bool:
-        """Tell whether Spark has said how long a batch took; it says so a little after the batch's report."""
+    def _is_timed(self, number: int) -> bool:
+        """Return whether Spark has reported the time of a batch, which it does shortly after the batch."""
         self._note_times()
         return number in self._seconds
 
@@ -185,9 +189,9 @@ class Query:
             if progress["numInputRows"] > 0:
                 self._seconds[progress["batchId"]] = progress["durationMs"]["triggerExecution"] / 1000
 
-    def _await(self, is_so: Callable[[], bool]) -> None:
+    def _await(self, is_reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
-        while not is_so():
+        while not is_reached():
             self._check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"batch {self.done} is not through after {WAIT_SECONDS:g} s")

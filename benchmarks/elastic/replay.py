@@ -1,6 +1,6 @@
-"""Measure the cost of standbys: one executor owns everything, another one follows.
+"""Measure the cost of standbys: one executor owns all key-groups, and another one has all standbys.
 
-It runs on other revisions too, in a process of its own, so it imports of riffle_spark what users may.
+It also runs on other revisions, in its own process, so it imports only public names of riffle_spark.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["one_owner", "python_ticks", "replay"]
 EXECUTORS = 2
 STEADY = 24
 THROUGH_SECONDS = 3.0
-"""How long upkeep is given to be through with the last batch."""
+"""The seconds that upkeep gets to finish the work of the last batch."""
 ROWS = 100_000
 
 
 def one_owner(view: View, settings: AssignSettings) -> Assignment:  # noqa: ARG001 - an assignor is given them
-    """Return an assignment in which one member owns all and another one follows."""
+    """Return an assignment in which one member owns all tasks and another one has all standbys."""
     members = sorted(member.id for member in view.members)
     owner = next((owner for owner in view.owners.values() if owner in members), members[0])
     standbys = tuple(member for member in members if member != owner)[:1]
@@ -39,7 +39,7 @@ def one_owner(view: View, settings: AssignSettings) -> Assignment:  # noqa: ARG0
 
 
 def replay(size: Size, folder: Path) -> dict[str, object]:
-    """Return what the Python workers of an executor that only follows took while the same batches were replayed."""
+    """Return the CPU time of the Python workers of an executor with only standbys, while batches run."""
     with Stage(folder, workers=EXECUTORS) as stage:
         query = Query(
             stage,
@@ -69,7 +69,7 @@ def replay(size: Size, folder: Path) -> dict[str, object]:
 
 
 def _check_executors(stage: Stage) -> None:
-    """See that executors have the driver's product: they find it by a path of their own."""
+    """Raise ``RuntimeError`` unless the executors have the driver's product. They find it by their own path."""
     slices = stage.session().sparkContext.range(EXECUTORS, numSlices=EXECUTORS)
     products = set(slices.map(lambda _: product()).collect())
     if products != {product()}:
@@ -77,7 +77,7 @@ def _check_executors(stage: Stage) -> None:
 
 
 def _python_seconds(executor: int) -> float:
-    """Return the CPU seconds of an executor's Python workers so far, those that have ended included."""
+    """Return the CPU seconds of an executor's Python workers so far, including ended ones."""
     time.sleep(THROUGH_SECONDS)
     ticks = 0
     for pid in descendants(executor):
@@ -88,13 +88,13 @@ def _python_seconds(executor: int) -> float:
 
 
 def python_ticks(stat: str) -> int:
-    """Return the clock ticks of a process, and of its children that it has waited for, as /proc tells them."""
+    """Return the clock ticks of a process and of its reaped children, from the text of ``/proc/PID/stat``."""
     fields = stat.rpartition(")")[2].split()
     return sum(map(int, fields[11:15]))
 
 
 def main() -> None:
-    """Run what the benchmark tells."""
+    """Run the case that the command line specifies."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", required=True, type=json.loads)
     spec = parser.parse_args().side

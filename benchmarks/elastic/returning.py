@@ -19,7 +19,7 @@ FEW_ROWS = 200
 
 
 def returning(size: Size, folder: Path) -> dict[str, object]:
-    """Return the figures of one run with a standby a key-group."""
+    """Return the figures of one run with one standby per key-group."""
     with Stage(folder, workers=EXECUTORS) as stage:
         query = Query(stage, Feed(folder / "feed", size), num_standbys=1)
         query.start(EXECUTORS)
@@ -56,10 +56,10 @@ def _one_is_gone(stage: Stage, query: Query) -> dict[str, int]:
 
 
 def _come_back(query: Query, folders: Sequence[Path], come_back: Callable[[], object]) -> dict[str, int]:
-    """Have executors come back and play small batches until all own key-groups again and nothing moves.
+    """Let executors return, and run small batches until all own key-groups again and nothing moves.
 
-    Returned are the bytes fetched, those of snapshots among them, and those that were missed: that the copies in
-    ``folders`` lacked before, or that batches have sealed since.
+    Return the number of fetched bytes, of fetched snapshot bytes, and of missed bytes. The latter are the bytes that
+    the copies in ``folders`` lacked before, and those that batches have sealed since.
     """
     missed = missing_bytes(folders, Audit(query).look().manifest)
     first = query.done
@@ -74,6 +74,6 @@ def _come_back(query: Query, folders: Sequence[Path], come_back: Callable[[], ob
 
 
 def _folders(stage: Stage, executor: str | None = None) -> list[Path]:
-    """Return the members' folders, or the one that an executor had last."""
+    """Return the members' folders, or only the last folder of an executor."""
     owners = sorted((stage.folder / "copies").glob("*/m*/owner"))
     return [owner.parent for owner in owners if executor in (None, owner.read_text().rpartition("/")[2])]

@@ -20,8 +20,8 @@ STEADY = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Acts:
-    """The stretches of the play, in their order, and what was rewritten in the store from the first one's end on."""
+class Phases:
+    """The phases of the run in order, and the bytes that were rewritten in the store after the first phase."""
 
     two: Played
     growing: Played
@@ -32,8 +32,8 @@ class Acts:
     rewritten_bytes: int
 
     @property
-    def stretches(self) -> tuple[Played, ...]:
-        """All of them."""
+    def all_phases(self) -> tuple[Played, ...]:
+        """All phases in order."""
         return self.two, self.growing, self.four, self.shrinking, self.three
 
 
@@ -43,7 +43,7 @@ def scale(size: Size, folder: Path) -> dict[str, object]:
         query = Query(stage, Feed(folder / "feed", size))
         query.start(2)
         query.fill()
-        acts = _play(stage, query)
+        phases = _play(stage, query)
         difference = query.difference
         return {
             "state_bytes": size.state_bytes,
@@ -51,12 +51,12 @@ def scale(size: Size, folder: Path) -> dict[str, object]:
             "lost": difference.lost,
             "doubled": difference.doubled,
             "wrong_keys": difference.wrong_keys,
-            "rewritten_bytes": acts.rewritten_bytes,
-            **_noticed(acts),
+            "rewritten_bytes": phases.rewritten_bytes,
+            **_move_effects(phases),
         }
 
 
-def _play(stage: Stage, query: Query) -> Acts:
+def _play(stage: Stage, query: Query) -> Phases:
     two = query.play(STEADY)
     audit = Audit(query)
     start = audit.look()
@@ -76,17 +76,17 @@ def _play(stage: Stage, query: Query) -> Acts:
     query.play(CALM)
     sealed = sum(report.sealed_bytes for played in (growing, four, shrinking, three) for report in played.reports)
     rewritten = audit.rewritten_bytes(start, end, audit.look(), sealed)
-    return Acts(two, growing, growing_s, four, shrinking, three, rewritten)
+    return Phases(two, growing, growing_s, four, shrinking, three, rewritten)
 
 
-def _noticed(acts: Acts) -> dict[str, object]:
-    """Return what the batches noticed, and how long the moves took.
+def _move_effects(phases: Phases) -> dict[str, object]:
+    """Return the effect of moves on the batches, and the time of the moves.
 
-    A batch is measured by the median of the batches without moves or warm-ups on as many owners: four slots on two
-    cores cost more than two, whoever else is at work.
+    A batch is compared with the median of the batches without moves or warm-ups on the same number of owners, because
+    four slots on two cores cost more than two.
     """
-    steady = {2: acts.two.median_s(), 4: acts.four.median_s(), 3: acts.three.median_s()}
-    moving = [*acts.growing, *acts.shrinking]
+    steady = {2: phases.two.median_s(), 4: phases.four.median_s(), 3: phases.three.median_s()}
+    moving = [*phases.growing, *phases.shrinking]
     ratios = [(report, seconds / steady[owning(report)]) for report, seconds in moving if owning(report) in steady]
     warming = [ratio for report, ratio in ratios if is_warming(report)]
     moved = [ratio for report, ratio in ratios if owner_moves(report) and not report.restores]
@@ -95,14 +95,14 @@ def _noticed(acts: Acts) -> dict[str, object]:
         "warm_move_ratio": _median(moved),
         "warm_move_ratio_worst": max(moved, default=math.nan),
         "warm_move_batches": len(moved),
-        "cold_moves": sum(report.restores for played in acts.stretches for report in played.reports),
+        "cold_moves": sum(report.restores for played in phases.all_phases for report in played.reports),
         "upkeep_ratio": _median(warming),
         "upkeep_batches": len(warming),
-        "owners": sorted(acts.four.reports[-1].owners.values()),
-        "scale_out_s": acts.growing_s,
-        "scale_out_batches": len(acts.growing.reports),
-        "scale_out_fetched_bytes": sum(report.upkeep_fetched_bytes for report in acts.growing.reports),
-        "scale_in_batches": len(acts.shrinking.reports),
+        "owners": sorted(phases.four.reports[-1].owners.values()),
+        "scale_out_s": phases.growing_s,
+        "scale_out_batches": len(phases.growing.reports),
+        "scale_out_fetched_bytes": sum(report.upkeep_fetched_bytes for report in phases.growing.reports),
+        "scale_in_batches": len(phases.shrinking.reports),
         "repetitions": {"warm_move_ratio": len(moved), "upkeep_ratio": len(warming)},
     }
 

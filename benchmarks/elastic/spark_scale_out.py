@@ -1,10 +1,13 @@
 """Measure the same scale-out with Spark's own stateful operator.
 
-The number of state partitions is fixed with a checkpoint, and Spark 4.0 has no tool to change it. The quickest way that
-works: stop the query, read its state with the ``statestore`` source, write it out, and start another query with another
-checkpoint, whose first batch takes the state in as if it were input. That needs an aggregate that can be built up from
-its own results, as count, sum and greatest can; any other operator needs its input replayed, or initial state handed to
-``transformWithState`` key by key.
+A checkpoint fixes the number of state partitions, and Spark 4.0 has no tool to change it. The fastest way that works:
+
+1. Stop the query.
+2. Read its state with the ``statestore`` source and write it to files.
+3. Start another query with a new checkpoint. Its first batch reads the state as input.
+
+That needs an aggregate that can be computed from its own results, such as count, sum or maximum. Any other operator
+needs its input again, or initial state that is passed to ``transformWithState`` key by key.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ SHA_BYTES = 64
 
 
 def spark_scale_out(size: Size, folder: Path) -> dict[str, object]:
-    """Fill a query of two state partitions, change it to four, and return what that took."""
+    """Fill a query with two state partitions, and change it to four. Return the times and bytes."""
     with Stage(folder, workers=2) as stage:
         baseline_feed = Feed(folder / "before", size)
         after = folder / "after"
@@ -58,11 +61,11 @@ def _conf() -> dict[str, str]:
 
 
 def _moved(spark: SparkSession, query: StreamingQuery, after: Path, folder: Path) -> dict[str, object]:
-    """Take the state to a query of four partitions. The time is that during which no batch can run."""
+    """Move the state to a query with four partitions. The measured time is the time without batches."""
     started = time.monotonic()
     query.stop()
     state = spark.read.format("statestore").load(str(folder / "checkpoint-2"))
-    # The state's columns are named for the aggregates' functions, so two sums have one name: only their order tells.
+    # The columns of the state are named by the functions, so two sums have the same name. Only their order differs.
     value = F.col("value").cast("struct<count: long, total: long, vector: binary>").alias("value")
     rows = state.select("key.key", value).select("key", "value.*")
     rows.write.option("compression", "none").parquet(str(after))
@@ -84,7 +87,7 @@ def _moved(spark: SparkSession, query: StreamingQuery, after: Path, folder: Path
 
 
 def _partials(spark: SparkSession, folder: Path, size: Size) -> DataFrame:
-    """Return the feed as partial aggregates: a count of one, the amount, and bytes that nothing can compress."""
+    """Return the feed as partial aggregates: a count of one, the amount, and incompressible bytes."""
     rows = spark.readStream.schema("key long, amount long").option("maxFilesPerTrigger", 1).parquet(str(folder))
     digest = "unhex(sha2(concat_ws(':', key, amount, '{}'), 512))"
     vector = F.expr(f"concat({', '.join(digest.format(n) for n in range(size.vector_bytes // SHA_BYTES))})")

@@ -22,10 +22,10 @@ WAIT_SECONDS = 240.0
 POLL_SECONDS = 0.05
 
 
-def wait_for(description: str, is_so: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
-    """Wait until something is so and return how many seconds it took; raise ``TimeoutError`` if it takes too long."""
+def wait_for(description: str, is_reached: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
+    """Wait until ``is_reached`` returns true, and return the seconds. Raise ``TimeoutError`` if it takes too long."""
     started = time.monotonic()
-    while not is_so():
+    while not is_reached():
         if time.monotonic() - started > seconds:
             raise TimeoutError(f"waited {seconds:g} s in vain for {description}")
         time.sleep(POLL_SECONDS)
@@ -33,7 +33,7 @@ def wait_for(description: str, is_so: Callable[[], bool], seconds: float = WAIT_
 
 
 class Stage:
-    """Servers of one case, in its folder: a standalone cluster of one-core workers, and an S3 server over files."""
+    """The servers of one case, in its folder: a standalone cluster of one-core workers, and an S3 server over files."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Stage:
             self.end_session()
 
     def session(self, **conf: str) -> SparkSession:
-        """Return the session, started with ``conf`` if there is none: a driver in this process."""
+        """Return the session, whose driver is this process. If there is none, start it with ``conf``."""
         if self._spark is None:
             builder = SparkSession.builder.master(self.cluster.url).appName("elasticity")
             for name, value in {**self._conf(), **conf}.items():
@@ -87,13 +87,13 @@ class Stage:
         }
 
     def end_session(self) -> None:
-        """End the application and its executors; workers, their folders and the store stay."""
+        """End the application and its executors. Workers, their folders and the store continue."""
         if self._spark is not None:
             self._spark.stop()
             self._spark = None
 
     def executors(self) -> dict[str, tuple[int, str]]:
-        """Return process id and host of every executor that runs on this stage's workers, by its id."""
+        """Return the process id and host of every executor on this stage's workers, by its id."""
         hosts = {}
         for pid in descendants(os.getpid()):
             with suppress(OSError):
@@ -104,14 +104,15 @@ class Stage:
         return hosts
 
     def executor_on(self, worker: int) -> str:
-        """Return the id of the one executor that a worker runs."""
+        """Return the id of the only executor on a worker."""
         host = self.cluster.hosts[worker]
         (name,) = [name for name, (_, executor_host) in self.executors().items() if executor_host == host]
         return name
 
     def sees_tasks(self, group: str, count: int, is_over: Callable[[], bool]) -> bool:
-        """Wait until a stage of so many tasks runs in a Spark job of the group; return whether that came before
-        ``is_over``.
+        """Wait until a Spark job of the group runs a stage with ``count`` tasks.
+
+        Return ``False`` if ``is_over`` returns true first.
         """
         tracker = self.session().sparkContext.statusTracker()
         while not is_over():
@@ -122,12 +123,12 @@ class Stage:
         return False
 
     def await_executors(self, count: int) -> None:
-        """Wait until Spark counts so many executors."""
+        """Wait until Spark counts this number of executors."""
         spark = self.session()
         wait_for(f"{count} executors", lambda: _registered(spark) == count)
 
 
 def _registered(spark: SparkSession) -> int:
-    """Return how many executors are alive by Spark's own count, the driver left out."""
+    """Return the number of live executors by Spark's own count, without the driver."""
     listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
     return sum(str(listed.apply(index).id()) != "driver" for index in range(listed.size()))

@@ -1,6 +1,4 @@
-"""A benchmark of cases that run in turn, against another revision too: its options, what its sides are and what they
-took, who plays them, and how figures are told. Does not know the cases.
-"""
+"""Run a benchmark of several cases, also against another revision: options, sides, results, and figures."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from benchmarks.kit.side import HERE, Code, alternately, at_revision
 from benchmarks.kit.streams import median
 from riffle_spark.errors import RiffleError
 
-__all__ = ["Case", "Figures", "Played", "Player", "Side", "asked", "run", "tell"]
+__all__ = ["Case", "Figures", "Played", "Player", "Side", "parse_options", "run", "run_and_print"]
 
 Figures = dict[str, float]
 SCALED = ("keys", "rows")
@@ -27,8 +25,9 @@ SCALED = ("keys", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A load on an engine, its sizes, and how many of its last batches are measured. ``before`` is the engine
-    ``riffle`` on another revision, ``spark_heap`` is ``spark`` on its default store.
+    """A load on an engine, its sizes, and the number of last batches that are measured.
+
+    The engine ``before`` is ``riffle`` on another revision, and ``spark_heap`` is ``spark`` on its default store.
     """
 
     load: str
@@ -37,14 +36,14 @@ class Side:
     measured: int
 
     def scaled(self: SideT, scale: float) -> SideT:
-        """Return it with so many times its keys and rows."""
+        """Return the side with its keys and rows multiplied by ``scale``."""
         sizes = {name: round(size * scale) if name in SCALED else size for name, size in self.sizes.items()}
         return replace(self, sizes=sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a side took: seconds of every batch with rows, and rows in the last one.
+    """The results of a side: the seconds of every batch with rows, and the rows of the last batch.
 
     ``cpu_ms`` is the CPU of the side's processes per measured batch, ``server_cpu_ms`` that of the S3 server.
     """
@@ -56,12 +55,14 @@ class Played:
     server_cpu_ms: float = field(default=math.nan, kw_only=True)
 
     def median_s(self, until: int | None = None) -> float:
-        """Return the median of the last measured batches, or of the last before batch ``until``."""
+        """Return the median time of the measured batches, which are the last ones, or the last ones before batch
+        ``until``.
+        """
         return median(self.seconds[:until][-self.measured :])
 
     @property
     def rows_per_s(self) -> float:
-        """Rows of a batch over the median time."""
+        """The rows of a batch divided by the median time."""
         return self.rows / self.median_s()
 
 
@@ -70,9 +71,9 @@ PlayedT = TypeVar("PlayedT", bound=Played)
 
 
 class Player(Generic[SideT, PlayedT]):
-    """Plays sides of those engines that are wanted, at a scale, ours and the other revision's in so many rounds.
+    """Runs the sides of the selected engines, scaled. Sides of riffle and of the other revision run in several rounds.
 
-    ``nothing`` is what a side took that is not wanted: no number of seconds.
+    ``nothing`` is the result of a side whose engine is not selected. Its seconds are NaN.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class Player(Generic[SideT, PlayedT]):
         self.rounds = rounds
 
     def __call__(self, side: SideT) -> PlayedT:
-        """Play one side."""
+        """Run one side."""
         is_wanted = side.engine in self._engines
         return self._play(side.scaled(self._scale), self._codes[side.engine]) if is_wanted else self._nothing
 
     def in_turn(self, side: SideT, *engines: str) -> dict[str, list[PlayedT]]:
-        """Play a side on engines alternately, in all rounds."""
+        """Run a side on several engines alternately, in all rounds."""
         return alternately(engines, self.rounds, lambda engine: self(replace(side, engine=engine)))
 
 
@@ -106,7 +107,7 @@ Case = Callable[[Player[SideT, PlayedT]], Figures]
 
 
 def run(names: Iterable[str], cases: Mapping[str, Case[SideT, PlayedT]], player: Player[SideT, PlayedT]) -> Figures:
-    """Run cases in turn and return their figures together, with what each took."""
+    """Run the cases one after the other. Return all figures, with the time of each case."""
     figures: Figures = {}
     for name in names:
         started = time.monotonic()
@@ -115,8 +116,8 @@ def run(names: Iterable[str], cases: Mapping[str, Case[SideT, PlayedT]], player:
     return {name: round(value, 3) for name, value in figures.items() if not math.isnan(value)}
 
 
-def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:
-    """Return the options of the command line, with ``names``, the cases that are wanted; exit if one is unknown."""
+def parse_options(text: str | None, cases: Collection[str]) -> argparse.Namespace:
+    """Parse the command line. Return the options, with the selected cases as ``names``. Exit if a case is unknown."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(cases), help="these cases (%(default)s)")
     parser.add_argument("--engines", default="riffle,spark,spark_heap", help="leave a side out (%(default)s)")
@@ -131,7 +132,7 @@ def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:
     return options
 
 
-def tell(
+def run_and_print(
     options: argparse.Namespace,
     cases: Mapping[str, Case[SideT, PlayedT]],
     play: Callable[[SideT, Code], PlayedT],
@@ -139,7 +140,7 @@ def tell(
     repetitions: Callable[[Figures, int], Mapping[str, int]],
     descriptions: Mapping[str, str],
 ) -> int:
-    """Run the wanted cases, beside another revision if one was named, and print the figures; return the exit code."""
+    """Run the selected cases, also on the revision of ``--against``, and print the figures. Return the exit code."""
     try:
         with at_revision(options.against) if options.against else nullcontext() as baseline:
             player = Player(play, nothing, options.engines.split(","), options.scale, baseline, options.rounds)

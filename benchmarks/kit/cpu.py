@@ -10,9 +10,9 @@ __all__ = ["BatchCpu", "own_cpu_s", "tree_cpu_s"]
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 OWN_TIMES = slice(11, 13)
-"""utime and stime in ``/proc/PID/stat``, counted from behind the program's name."""
+"""utime and stime in ``/proc/PID/stat``, as indexes of the fields after the program's name."""
 CHILDREN_TIMES = slice(11, 15)
-"""utime, stime, cutime and cstime there."""
+"""utime, stime, cutime and cstime in the same file."""
 
 
 def tree_cpu_s(pid: int) -> float:
@@ -47,9 +47,9 @@ def _fields(pid: int) -> list[str]:
 
 
 class BatchCpu:
-    """The CPU time per batch of this process and all below it (JVM, Python workers), and that of a server beside them.
+    """The CPU time per batch of this process and its descendants (JVM, Python workers), and of a separate server.
 
-    ``warm_up`` batches do not count. ``server_pids`` are the processes of the server.
+    The first ``warm_up`` batches do not count. ``server_pids`` are the processes of the server.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class BatchCpu:
         self._last: tuple[int, float, float] | None = None
 
     def record_batches(self, batches: int, *, is_last: bool = False) -> None:
-        """Record that so many batches are done. Only the first call after the warm-up and the last one measure."""
+        """Record the number of completed batches. Only the first call after the warm-up and the last call measure."""
         if batches >= self._warm_up and (self._first is None or is_last):
             sample = (batches, *self._read(self._pids))
             self._first = self._first or sample
             self._last = sample
 
     def figures(self) -> dict[str, float]:
-        """Return ``cpu_ms`` and ``server_cpu_ms`` per batch, nothing if no batch was measured."""
+        """Return ``cpu_ms`` and ``server_cpu_ms`` per batch, or an empty dictionary if no batch was measured."""
         if self._first is None or self._last is None or self._last[0] == self._first[0]:
             return {}
         batches = self._last[0] - self._first[0]

@@ -1,4 +1,4 @@
-"""Batches as Spark would hand them to a driver."""
+"""Batches as Spark would pass them to a driver."""
 
 from riffle_spark.protocol.ports import IncomingBatch
 

@@ -14,7 +14,7 @@ PERIOD_SECONDS = 0.5
 class PeakMemory:
     """Samples the proportional set sizes of a process and its descendants, which together count a shared page once.
 
-    ``peak_mb`` is the largest sum seen at one time. Pages of mapped files count as long as they are resident.
+    ``peak_mb`` is the largest sum seen at one time. Pages of mapped files count while they are resident.
     """
 
     def __init__(self, pid: int, period_seconds: float = PERIOD_SECONDS) -> None:
@@ -46,10 +46,10 @@ class PeakMemory:
 def _pss_of(pid: int) -> int:
     try:
         return pss_kb(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return 0
 
 
 def pss_kb(rollup: str) -> int:
-    """Return what the kernel's sum of a process's mappings says of its proportional set size; 0 if it says nothing."""
+    """Return the proportional set size in the text of ``smaps_rollup``; 0 if the text has none."""
     return next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)

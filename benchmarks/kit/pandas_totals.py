@@ -1,4 +1,4 @@
-"""Processors for Spark's own operators, in a module of their own so that executors can import them."""
+"""A processor for Spark's own operator. Executors import it from this separate module."""
 
 from __future__ import annotations
 

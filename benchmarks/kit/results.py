@@ -1,10 +1,10 @@
-"""The figures that benchmarks leave in `benchmarks/results`, one file a benchmark, from which the numbers page is made.
+"""Store the figures of benchmarks in `benchmarks/results`, one file per benchmark. The numbers page is made from them.
 
     ./run bench throughput --save [options]
 
-hands what the benchmark prints as JSON to this module. A file holds runs: when, where and at which revision each was
-made, and its figures by name with unit and repetitions. A figure that is measured again belongs to the newer run; a run
-whose figures were all measured again goes.
+passes the JSON that the benchmark prints to this module. A file holds runs. Each run has its date, machine and
+revision, and its figures by name with unit and repetitions. A figure that is measured again belongs to the newer run. A
+run without remaining figures is removed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ UNITS = (
     ("phases", "s"),
     ("slots", "s"),
 )
-"""Words of a figure's name, and the unit that they say. The first one found counts."""
+"""Words in the name of a figure, and their units. The first word that occurs determines the unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number, its unit, and of how many batches or calls it is the median or the best."""
+    """A number, its unit, and the number of batches or calls of which it is the median or the best."""
 
     value: float
     unit: str = ""
@@ -59,7 +59,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: what was called, when, of which revision, on what, with which versions, and what came out."""
+    """One run: command, date, revision, machine, versions, and figures."""
 
     command: str
     date: str
@@ -72,7 +72,7 @@ class Run:
 
 
 def read(file: Path) -> tuple[Run, ...]:
-    """Return the runs of a file, oldest first; none if it is not there."""
+    """Return the runs of a file, oldest first; none if the file does not exist."""
     if not file.exists():
         return ()
     runs = (Run(**load) for load in json.loads(file.read_text())["runs"])
@@ -91,7 +91,7 @@ def save(file: Path, runs: Sequence[Run]) -> None:
 
 
 def with_run(runs: Sequence[Run], newer: Run) -> tuple[Run, ...]:
-    """Return runs without the figures that a newer one has measured again, and the newer one."""
+    """Return the runs without the figures that ``newer`` has measured again, followed by ``newer``."""
     retained = (
         replace(run, figures={name: figure for name, figure in run.figures.items() if name not in newer.figures})
         for run in runs
@@ -100,9 +100,11 @@ def with_run(runs: Sequence[Run], newer: Run) -> tuple[Run, ...]:
 
 
 def figures_in(printed: Mapping[str, object]) -> dict[str, Figure]:
-    """Return the numbers of what a benchmark prints as JSON: within an object as `object.name`, of a list its length.
+    """Return the numbers in the JSON of a benchmark.
 
-    The object `repetitions`, if there is one, says of how many batches or calls a figure is made.
+    A number in an object is named `object.name`. A list counts as its length.
+
+    The object `repetitions` has the number of batches or calls by figure, if there are several.
     """
     printed_repetitions = printed.get("repetitions", {})
     repetitions = printed_repetitions if isinstance(printed_repetitions, dict) else {}
@@ -121,7 +123,7 @@ def _numbers(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def unit_of(name: str) -> str:
-    """Return the unit that a figure's name says, or nothing for a plain number."""
+    """Return the unit in a figure's name, or an empty text for a plain number."""
     words = f"_{name.replace('.', '_')}_"
     return next((unit for word, unit in UNITS if f"_{word}_" in words), "")
 
@@ -148,7 +150,7 @@ def _machine() -> str:
 
 
 def _revision() -> str:
-    """Return the commit that is checked out; `+` stands for changes that are not in it, saved figures left out."""
+    """Return the checked-out commit. A `+` marks uncommitted changes, except saved figures."""
     commit = _git("rev-parse", "--short", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", *NOT_MEASURED)
     return f"{commit}+" if changes else commit or "unknown"
@@ -160,7 +162,7 @@ def _git(*arguments: str) -> str:
 
 
 def keep(command: str, options: Sequence[str], printed: str, folder: Path = RESULTS) -> Path:
-    """Save what a benchmark printed, its figures in the last line, under its name; return the file."""
+    """Save the figures in the last line that a benchmark printed. Return the file, which has the benchmark's name."""
     lines = printed.strip().splitlines()
     if not lines or not lines[-1].startswith("{"):
         sys.exit("there are no figures to save")
@@ -173,7 +175,7 @@ def keep(command: str, options: Sequence[str], printed: str, folder: Path = RESU
 
 
 def main(command: str, *options: str) -> None:
-    """Keep what comes in from a benchmark, and pass it on."""
+    """Read a benchmark's output from standard input, save its figures, and print the output."""
     printed = sys.stdin.read()
     file = keep(command, options, printed)
     print(printed, end="")

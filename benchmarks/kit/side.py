@@ -1,7 +1,7 @@
 """Run one side of a comparison in its own process, on this tree or on another revision.
 
-Both are fed and measured by the same code: in the folder of another revision ``riffle_spark`` is that revision's, and
-benchmarks, apps and tests are this tree's. A side that is to run there imports of ``riffle_spark`` only what users may.
+The same code feeds and measures both. The folder of another revision has the ``riffle_spark`` of that revision, and the
+benchmarks, apps and tests of this tree. So a side that runs there imports only public names of ``riffle_spark``.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ THEIRS = ("riffle_spark", "conf")
 OURS = ("apps", "benchmarks", "tests")
 TEXT = 4_000
 Name = TypeVar("Name")
-Found = TypeVar("Found")
+SideResult = TypeVar("SideResult")
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The product that a side runs on: the folder to start in, and the commit that it is of (this tree's: none)."""
+    """The code that a side runs on: the working folder of its process, and its commit, which is empty for this tree."""
 
     folder: Path
     revision: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes the Python processes below a side, wherever they are, find it before what is installed."""
+        """The environment by which all Python processes of a side import this code before any installed package."""
         python_path = os.environ.get("PYTHONPATH")
         return {"PYTHONPATH": os.pathsep.join([str(self.folder), *([python_path] if python_path else [])])}
 
@@ -49,7 +49,7 @@ HERE = Code(CHECKOUT)
 
 @contextmanager
 def at_revision(revision: str) -> Iterator[Code]:
-    """Check a revision out beside this tree, with this tree's benchmarks; all of it is gone afterwards.
+    """Check out a revision into a temporary folder, with this tree's benchmarks. Remove it after the block.
 
     Raises ``ConfigError`` if there is no such revision.
     """
@@ -77,12 +77,12 @@ def _git(*arguments: str) -> str:
 
 
 def product() -> str:
-    """Return the folder of the product that this process has, links resolved."""
+    """Return the folder of this process's ``riffle_spark``, with links resolved."""
     return str(Path(sys.modules["riffle_spark"].__file__ or "").resolve().parent)
 
 
 def answer(result: Mapping[str, Any]) -> None:
-    """Print what a side found, and which product it ran, for the process that waits for it."""
+    """Print the result of a side, and the folder of its code, for the waiting process."""
     print(json.dumps({**result, "code": product()}))
 
 
@@ -96,10 +96,10 @@ def in_process(
     *,
     samples_memory: bool = False,
 ) -> dict[str, Any]:
-    """Run ``python -m module --side JSON`` on a product and return the JSON object of its last line.
+    """Run ``python -m module --side JSON`` on ``code``, and return the JSON object in its last line.
 
-    With ``samples_memory`` there is ``peak_pss_mb`` in it, of all its processes. Raises ``RuntimeError`` if it fails,
-    or if what answered ran another product.
+    With ``samples_memory`` the result has ``peak_pss_mb`` of all processes. Raises ``RuntimeError`` if the process
+    fails or has imported other code.
     """
     command = [python, "-m", module, "--side", json.dumps(spec)]
     with ExitStack() as stack:
@@ -135,11 +135,12 @@ def _check(ran: str, code: Code) -> None:
         raise RuntimeError(f"the product of {ran} ran, not that of {code.folder}")
 
 
-def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], Found]) -> dict[Name, list[Found]]:
-    """Run sides in turn, round after round, every other one backwards: what the machine does meanwhile, and who went
-    first, falls on all of them alike.
+def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], SideResult]) -> dict[Name, list[SideResult]]:
+    """Run all sides in each round, in reverse order in every other round.
+
+    So load on the machine and the order of sides affect all sides alike.
     """
-    results: dict[Name, list[Found]] = {side: [] for side in sides}
+    results: dict[Name, list[SideResult]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
             results[side].append(run(side))

@@ -24,7 +24,7 @@ HEAP = {
         "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
     )
 }
-"""Spark's default store, whose state is on the heap; for ``session``."""
+"""The configuration for ``session`` that selects Spark's default store, whose state is on the heap."""
 Builder = SparkSession.Builder
 POLL_SECONDS = 0.1
 FAILURE_TEXT = 3_000
@@ -33,8 +33,9 @@ FAILURE_TEXT = 3_000
 def session(
     master: str = "local[2]", configured: Callable[[Builder], Builder] = lambda builder: builder, /, **conf: str
 ) -> SparkSession:
-    """Return a session with the same settings for every side: RocksDB with changelog, two shuffle partitions; and with
-    those that ``configured`` adds.
+    """Return a session with the same settings for every side: RocksDB with changelog, and two shuffle partitions.
+
+    ``configured`` adds further settings.
     """
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -56,9 +57,9 @@ def session(
 
 
 def source(spark: SparkSession, rows: int, keys: int, named_first: int = 0) -> DataFrame:
-    """Return a stream of ``rows`` a batch: ``key`` uniform over ``keys``, ``amount``.
+    """Return a stream with ``rows`` rows per batch: ``key``, uniform over ``keys``, and ``amount``.
 
-    Its first ``named_first`` rows name the keys from 0 on, one after the other.
+    The first ``named_first`` rows have the keys 0, 1, 2 and so on.
     """
     stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).load()
     drawn = f"pmod(xxhash64(value), {keys})"
@@ -68,8 +69,9 @@ def source(spark: SparkSession, rows: int, keys: int, named_first: int = 0) -> D
 def measure(
     writer: DataStreamWriter, checkpoint: Path, batches: int, seconds: float, cpu: BatchCpu | None = None
 ) -> list[float]:
-    """Run a query until so many batches are done, or its time is over; return the seconds of each that had rows,
-    trigger to trigger. ``cpu`` measures the CPU time of these batches.
+    """Run a query until ``batches`` batches are completed, or for ``seconds``.
+
+    Return the time from trigger to trigger of each batch with rows. ``cpu`` measures the CPU time of these batches.
     """
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
@@ -99,7 +101,7 @@ def _wait(query: StreamingQuery, batches: int, seconds: float, cpu: BatchCpu | N
 
 
 def wait_for_rows(query: StreamingQuery, batches: int, seconds: float, cpu: BatchCpu) -> list[Any]:
-    """Wait for so many batches with rows, and return their progress. Raise ``RuntimeError`` if they do not come.
+    """Wait for this number of batches with rows, and return their progress. Raise ``RuntimeError`` if there are fewer.
 
     Spark runs batches without rows between them when it has read all files. All progress is read only at the end, or if
     a batch was missed, because that takes about 20 ms of CPU.
@@ -117,7 +119,7 @@ def wait_for_rows(query: StreamingQuery, batches: int, seconds: float, cpu: Batc
             return _with_rows(query)
         time.sleep(POLL_SECONDS)
     failure = query.exception()
-    # The cause comes first, followed by hundreds of lines of Spark.
+    # The cause is first, followed by hundreds of lines of Spark.
     raise RuntimeError(str(failure)[:FAILURE_TEXT] if failure is not None else f"no {batches} batches in {seconds:g} s")
 
 
@@ -126,7 +128,7 @@ def _with_rows(query: StreamingQuery) -> list[Any]:
 
 
 def peak_kb(pid: int) -> int:
-    """Return the largest resident size that a process has had, 0 if it is gone."""
+    """Return the peak resident size of a process, 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

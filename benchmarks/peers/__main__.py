@@ -1,11 +1,11 @@
-"""Ours against what users would pick instead: Flink and Kafka Streams on the same work, machine and run.
+"""Compare riffle_spark with its alternatives: Flink and Kafka Streams, on the same work, machine and run.
 
     ./run bench peers [--json] [--only generator,kafka,latency,kill_standby,kill_cold,scale_out] [--engines riffle,...]
 
-Count and sum of 200 000 keys, or of as many as make the state large for what happens to members. Flink gives a result
-for every row, ours one for every key of a batch, Kafka Streams one for every key that leaves its cache. Flink, Kafka
-Streams and a compiler are fetched from a Maven repository on first use (350 MB); servers for large state are built with
-Go. What cannot be measured is named and left out. All of it takes about 20 minutes, with --seconds 12 about 15.
+The work is the count and sum of 200 000 keys, or of more keys if members die or join. Flink outputs a result for every
+row, riffle_spark one per key and batch, and Kafka Streams one per key that leaves its cache. The first run fetches
+Flink, Kafka Streams and a compiler from a Maven repository (350 MB), and builds servers for large state with Go.
+Figures that cannot be measured are named and left out. A full run takes about 20 minutes, with --seconds 12 about 15.
 """
 
 from __future__ import annotations
@@ -25,48 +25,49 @@ from benchmarks.peers.ground import BACKENDS, ENGINES, OURS, Ground
 from riffle_spark.errors import RiffleError
 
 GROUPS = ("riffle", "flink_rocksdb", "kafka_streams")
-STANDING = ("riffle", "kafka_streams")
-"""Those that keep standbys."""
+WITH_STANDBYS = ("riffle", "kafka_streams")
+"""The engines with standbys."""
 FILLED = "filled"
 GUARANTEES = {"flink_rocksdb": {"": "AT_LEAST_ONCE", "_exactly_once": "EXACTLY_ONCE"}}
-"""Flink's results can be read as they are made, or once a checkpoint has them. Ours are delivered before the commit."""
-Found = dict[str, float]
+"""Results of Flink can be read at once, or after the checkpoint that has them. riffle_spark delivers before the commit.
+"""
+EngineFigures = dict[str, float]
 
 
 class Run:
-    """A run: what it has found, by engine, and what it could not measure."""
+    """A run: its figures by engine, and the names of figures that it could not measure."""
 
     def __init__(self, options: argparse.Namespace, ground: Ground) -> None:
         self._ground = ground
         self._engines: list[str] = options.engines.split(",")
         self._seconds: float = options.seconds
         self._state_mb: int = options.state_mb
-        self.found: dict[str, Found] = {}
+        self.figures: dict[str, EngineFigures] = {}
         self.missing: list[str] = []
         self.repetitions: dict[str, int] = {}
 
     def side(self, name: str) -> None:
-        """Measure a side of each engine that has it, one after the other."""
+        """Measure a side on all engines that have it, one after the other."""
         if name == "generator":
-            self._each(name, [*OURS, *BACKENDS], partial(self._rate, "", "rows_per_s"))
+            self._measure_engines(name, [*OURS, *BACKENDS], partial(self._rate, "", "rows_per_s"))
         elif name == "kafka":
-            if self._tried(name, self._fill):
-                self._each(name, ENGINES, partial(self._rate, FILLED, "rows_per_s_from_kafka"))
+            if self._try_to_measure(name, self._fill):
+                self._measure_engines(name, ENGINES, partial(self._rate, FILLED, "rows_per_s_from_kafka"))
         elif name == "latency":
-            self._each(name, GROUPS, self._ages)
+            self._measure_engines(name, GROUPS, self._latency)
         else:
-            self._each(name, GROUPS, partial(self._stood, name))
-            self._same_without_standbys()
+            self._measure_engines(name, GROUPS, partial(self._downtime, name))
+            self._copy_cold_deaths()
 
-    def _each(self, side: str, engines: Iterable[str], measure: Callable[[str], Found]) -> None:
-        """Measure each that was asked for."""
+    def _measure_engines(self, side: str, engines: Iterable[str], measure: Callable[[str], EngineFigures]) -> None:
+        """Measure each selected engine."""
         for engine in engines:
-            if engine in self._engines and (engine in STANDING or side != "kill_standby"):
-                figures = self._tried(f"{side}.{engine}", partial(measure, engine))
-                self.found.setdefault(engine, {}).update(figures)
+            if engine in self._engines and (engine in WITH_STANDBYS or side != "kill_standby"):
+                figures = self._try_to_measure(f"{side}.{engine}", partial(measure, engine))
+                self.figures.setdefault(engine, {}).update(figures)
 
-    def _tried(self, description: str, measure: Callable[[], Found]) -> Found:
-        """Return what is found, or say why nothing is, and return that."""
+    def _try_to_measure(self, description: str, measure: Callable[[], EngineFigures]) -> EngineFigures:
+        """Return the figures of ``measure``. If it fails, print the error and return no figures."""
         print(f"{description} ...", file=sys.stderr, flush=True)
         try:
             result = measure()
@@ -77,18 +78,18 @@ class Run:
         print(f"  {result}", file=sys.stderr, flush=True)
         return result
 
-    def _fill(self) -> Found:
+    def _fill(self) -> EngineFigures:
         return {"rows": self._ground.fill(FILLED, self._seconds)}
 
-    def _rate(self, topic: str, name: str, engine: str) -> Found:
+    def _rate(self, topic: str, name: str, engine: str) -> EngineFigures:
         rate, checkpoints = self._ground.rate(engine, topic, self._seconds)
         self.repetitions[f"{engine}.{name}"] = len(rate.intervals)
         of = name.removeprefix("rows_per_s")
         counts = {f"checkpoints_{kind}{of}": float(count) for kind, count in checkpoints.items()}
         return {name: round(rate.rows_per_s), f"{name}_least": round(min(rate.intervals)), **counts}
 
-    def _ages(self, engine: str) -> Found:
-        figures: Found = {}
+    def _latency(self, engine: str) -> EngineFigures:
+        figures: EngineFigures = {}
         for form, guarantee in GUARANTEES.get(engine, {"": ""}).items():
             ages = self._ground.latency(engine, self._seconds, guarantee)
             p50, p99 = np.percentile(ages, [50, 99])
@@ -96,13 +97,13 @@ class Run:
             self.repetitions |= {f"{engine}.{name}": len(ages) for name in figures}
         return figures
 
-    def _stood(self, case: str, engine: str) -> Found:
-        stood = self._ground.stood(engine, case, self._state_mb, self._seconds)
-        return {f"{case}_s": round(stood.mean, 2), f"{case}_worst_s": round(stood.worst, 2)}
+    def _downtime(self, case: str, engine: str) -> EngineFigures:
+        downtime = self._ground.downtime(engine, case, self._state_mb, self._seconds)
+        return {f"{case}_s": round(downtime.mean, 2), f"{case}_worst_s": round(downtime.worst, 2)}
 
-    def _same_without_standbys(self) -> None:
-        """Flink keeps no standbys: a death is the same there with and without."""
-        for figures in (self.found.get(name, {}) for name in BACKENDS):
+    def _copy_cold_deaths(self) -> None:
+        """Copy the figures of a death without standbys for Flink, which has no standbys."""
+        for figures in (self.figures.get(name, {}) for name in BACKENDS):
             figures |= {
                 name.replace("cold", "standby"): figure
                 for name, figure in figures.items()
@@ -125,7 +126,7 @@ def main() -> int:
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1
-    figures = with_ratios({engine: figures_found for engine, figures_found in run.found.items() if figures_found})
+    figures = with_ratios({engine: engine_figures for engine, engine_figures in run.figures.items() if engine_figures})
     details = {"not_measured": run.missing, "repetitions": run.repetitions}
     print(json.dumps({**figures, **details}) if options.json else table(figures))
     return 0 if figures else 1

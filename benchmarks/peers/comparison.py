@@ -1,4 +1,4 @@
-"""What was found of each engine, side by side: their ratios, and the table that is printed. Pure."""
+"""Compute the ratios between engines, and format the table of figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 __all__ = ["Figures", "table", "with_ratios"]
 
 Figures = Mapping[str, Mapping[str, float]]
-"""By engine, by name."""
+"""Figures by engine and name."""
 PLACES = (
     "rows_per_s",
     "rows_per_s_from_kafka",
@@ -26,13 +26,13 @@ AGAINST = {
     "flink_heap_ratio": ("flink_heap", "rows_per_s"),
     "kafka_streams_ratio": ("kafka_streams", "rows_per_s_from_kafka"),
 }
-"""Each ratio's divisor. Kafka Streams reads Kafka alone: there it is compared from Kafka."""
+"""The divisor of each ratio. Kafka Streams reads only from Kafka, so its ratio uses the rates from Kafka."""
 
 
 def with_ratios(results: Figures) -> dict[str, dict[str, float]]:
-    """Return the figures with those that say how many times as fast as another an engine is, where both are known.
+    """Return the figures with the ratios of rates between engines, if both rates are known.
 
-    Kafka Streams has no other rows a second than those from Kafka.
+    The only rate of Kafka Streams is that from Kafka.
     """
     by_engine = {name: dict(figures) for name, figures in results.items()}
     streams = by_engine.get("kafka_streams", {})
@@ -50,7 +50,7 @@ def _ratios(figures: Mapping[str, float], by_engine: Figures) -> dict[str, float
 
 
 def table(figures: Figures) -> str:
-    """Return a line a figure, a column an engine; what was not measured is a dash."""
+    """Return a table with a line per figure and a column per engine. A figure that was not measured is a dash."""
     rest = sorted({name for figure in figures.values() for name in figure} - set(PLACES))
     head = f"{'':40}" + "".join(f"{engine:>16}" for engine in figures)
     return "\n".join([head, *(f"{name:40}" + _cells(figures, name) for name in (*PLACES, *rest))])

@@ -33,7 +33,7 @@ MEMORY = {
     "taskmanager.memory.jvm-overhead.min": "192m",
     "taskmanager.memory.jvm-overhead.max": "192m",
 }
-"""What Flink's scripts would work out from a process size of 1.4 GB."""
+"""The memory settings that Flink's scripts compute for a process of 1.4 GB."""
 GROWING: Settings = {
     "jobmanager.scheduler": "adaptive",
     "taskmanager.numberOfTaskSlots": 1,
@@ -45,10 +45,10 @@ SURVIVING: Settings = {"taskmanager.numberOfTaskSlots": 2, "taskmanager.load-bal
 
 
 def alone(programs: Programs, backend: str, work: Work, store: S3Server) -> Child:
-    """Start a job in a process of its own, two slots."""
+    """Start a job in its own process, with two slots."""
     local = {"taskmanager.memory.managed.size": "512m", "taskmanager.memory.network.min": "128m"}
     settings = {**_settings(backend, work, store), **local, "taskmanager.memory.network.max": "128m"}
-    words = words_of(work.told, settings)
+    words = words_of(work.arguments, settings)
     return programs.start(work.name, "FlinkTotals", words, "flink", HEAP_MB)
 
 
@@ -73,7 +73,7 @@ def _settings(backend: str, work: Work, store: S3Server) -> Settings:
 
 
 def _port_in(folder: Path) -> int:
-    """Return the port of a job's web address, chosen once."""
+    """Return the port of a job's REST address. It is chosen once."""
     port_file = folder / "flink-port"
     if not port_file.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,15 +82,17 @@ def _port_in(folder: Path) -> int:
 
 
 def checkpoints(folder: Path) -> dict[str, int]:
-    """Return how many checkpoints of a folder's job are completed and how many failed; nothing if it is silent."""
+    """Return the numbers of completed and failed checkpoints of a folder's job; an empty dictionary if it does not
+    answer.
+    """
     with suppress(OSError, ValueError, LookupError):
-        (job, *_) = _asked(folder, "/jobs")["jobs"]
-        counts = _asked(folder, f"/jobs/{job['id']}/checkpoints")["counts"]
+        (job, *_) = _get_json(folder, "/jobs")["jobs"]
+        counts = _get_json(folder, f"/jobs/{job['id']}/checkpoints")["counts"]
         return {"completed": counts["completed"], "failed": counts["failed"]}
     return {}
 
 
-def _asked(folder: Path, path: str) -> Any:
+def _get_json(folder: Path, path: str) -> Any:
     with urllib.request.urlopen(f"http://127.0.0.1:{_port_in(folder)}{path}", timeout=5) as answer:
         return json.load(answer)
 
@@ -98,8 +100,8 @@ def _asked(folder: Path, path: str) -> Any:
 class FlinkGroup(Group):
     """A job manager, one-core task managers, and a job on RocksDB that was submitted to them.
 
-    A job that is to grow runs under the adaptive scheduler with a slot a task manager; one that is to survive a death
-    under the default one, with room for it on every task manager.
+    A job for scale-out runs under the adaptive scheduler, with one slot per task manager. A job for a death runs under
+    the default scheduler, and every task manager has a spare slot.
     """
 
     def __init__(self, programs: Programs, work: Work, store: S3Server, grows: bool) -> None:
@@ -120,7 +122,7 @@ class FlinkGroup(Group):
         for _ in range(members):
             self.add()
         manager.wait_until(lambda: self._registered() == members, START_SECONDS)
-        arguments = {**self._work.told, "port": _port_in(self._work.folder)}
+        arguments = {**self._work.arguments, "port": _port_in(self._work.folder)}
         ours = {**self._settings, "parallelism.default": 2 * members if self._grows else members}
         self._start("client", "FlinkTotals", words_of(arguments, ours), 256)
 
@@ -131,7 +133,7 @@ class FlinkGroup(Group):
 
     def _registered(self) -> int:
         with suppress(OSError, ValueError, LookupError):
-            return len(_asked(self._work.folder, "/taskmanagers")["taskmanagers"])
+            return len(_get_json(self._work.folder, "/taskmanagers")["taskmanagers"])
         return 0
 
     def add(self) -> None:
@@ -142,32 +144,32 @@ class FlinkGroup(Group):
         self._managers.append(self._start(f"m{number}", TASK_MANAGER, words, 628))
 
     def rows(self) -> int:
-        """What the task managers say, together."""
+        """Return the sum of the rows that the task managers have logged."""
         marks = (marks_in(child.log_tail()) for child in self._managers)
         return sum(mark[-1].rows for mark in marks if mark)
 
     def is_ready(self) -> bool:
-        """Whether two checkpoints have been completed since this was first asked."""
+        """Return whether two checkpoints were completed since the first call."""
         completed = checkpoints(self._work.folder).get("completed", 0)
         if self._checkpoints is None:
             self._checkpoints = completed
         return completed >= self._checkpoints + 2
 
     def kill(self) -> None:
-        """SIGKILL to a task manager."""
+        """Kill a task manager with SIGKILL."""
         killed = self._managers.pop()
         self._children.remove(killed)
         killed.kill()
 
     def stop(self) -> None:
-        """End all processes, side by side."""
+        """End all processes at the same time."""
         for child in self._children:
             child.ask_to_stop()
         for child in self._children:
             child.stop()
 
     def check(self) -> None:
-        """Look at each process."""
+        """Check that each process runs."""
         for child in self._children:
             child.check_alive()
 
@@ -181,7 +183,7 @@ def _cluster_settings(grows: bool) -> Settings:
         "jobmanager.memory.heap.size": "512m",
         "pipeline.max-parallelism": 128,
         "execution.state-recovery.from-local": "true",
-        # As often as Kafka Streams looks here, and as patient: by default each 10 s and 50 s.
+        # The interval and the timeout of Kafka Streams in this benchmark. The defaults are 10 s and 50 s.
         "heartbeat.interval": "2 s",
         "heartbeat.timeout": "10 s",
         "restart-strategy.type": "fixed-delay",

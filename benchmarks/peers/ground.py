@@ -18,7 +18,7 @@ from benchmarks.peers.kafka_streams import StreamsGroup
 from benchmarks.peers.moves import Play, Watching
 from benchmarks.peers.ours import RiffleGroup
 from benchmarks.peers.programs import Programs
-from benchmarks.peers.readings import StandStill, ages_ms
+from benchmarks.peers.readings import Downtime, ages_ms
 from benchmarks.peers.throughput import Rate, measured
 from benchmarks.peers.work import Group, Work
 
@@ -26,25 +26,25 @@ __all__ = ["BACKENDS", "ENGINES", "OURS", "Ground"]
 
 KEYS = 200_000
 FILL_ROWS_PER_S = 1_300_000
-"""For so fast a reader the filled topic lasts; a faster one has fewer intervals."""
+"""The rate for which the filled topic suffices. A faster reader has fewer intervals."""
 LATENCY_ROWS_PER_S = 1_000
 WARM_UP = 0.5
 LATE_SECONDS = 5.0
-"""For how long results of rows that count are waited for."""
+"""The seconds to wait for late results of counted rows."""
 PAYLOAD = 1000
 FILL_BATCH_ROWS = 50_000
 WATCHED = 1.8
-"""For how many times the seconds results are watched after a member has died, or two have come."""
+"""Results are watched for this multiple of the seconds after a member has died or two have joined."""
 PROBING_SECONDS = {"kafka_streams": 62.0}
-"""For how much longer they are watched where members come: Kafka Streams looks after warm-ups once a minute at most."""
+"""Additional seconds after members have joined. Kafka Streams checks its warm-ups at most once a minute."""
 OURS = {"riffle": 100_000, "riffle_million": 1_000_000}
-"""Rows a batch of ours."""
+"""The rows per batch of riffle_spark."""
 BACKENDS = {"flink_rocksdb": "rocksdb", "flink_heap": "hashmap"}
 ENGINES = (*OURS, *BACKENDS, "kafka_streams")
 
 
 class Ground:
-    """Where engines run one after the other: the programs, an S3 server, a broker; all in a folder."""
+    """The servers and programs on which the engines run one after the other. All files are in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Ground:
 
     @cached_property
     def programs(self) -> Programs:
-        """The programs, made when they are first needed: ours runs where the others cannot be fetched."""
+        """The Java programs, compiled on first use. riffle_spark runs even if the others cannot be fetched."""
         return Programs(self.folder)
 
     def __enter__(self) -> Ground:
@@ -74,7 +74,7 @@ class Ground:
         self._servers.close()
 
     def fill(self, topic: str, seconds: float) -> int:
-        """Fill a topic for throughput that is measured for so long, and return how many rows it has."""
+        """Fill a topic for a measurement of ``seconds``, and return the number of its rows."""
         rows = int(seconds * FILL_ROWS_PER_S)
         work = Work(topic, self.folder, KEYS, bootstrap=self.broker.bootstrap, topic=topic)
         with ExitStack() as stack:
@@ -83,9 +83,10 @@ class Ground:
 
     @contextmanager
     def _work(self, engine: str, between: bool = False, **options: Any) -> Iterator[Work]:
-        """Give what an engine is to do, under a name and in a folder of its own, which goes afterwards; logs stay.
+        """Yield the work of an engine, with its own name and folder. The folder is removed after the block, the logs
+        are not.
 
-        ``between`` two topics of its own, or as is said.
+        With ``between`` the work reads from one new topic and writes to another.
         """
         self._works += 1
         name = f"{engine}-{self._works}"
@@ -106,14 +107,16 @@ class Ground:
         return kafka_streams.alone(self.programs, work)
 
     def rate(self, engine: str, topic: str, seconds: float) -> tuple[Rate, dict[str, int]]:
-        """Return how fast an engine is, and how many checkpoints it made meanwhile, if it says so."""
+        """Return the rate of an engine, and its numbers of checkpoints, if it reports them."""
         counts: dict[str, int] = {}
         with self._work(engine, topic=topic) as work:
             rate = measured(self.start(engine, work), seconds, lambda: counts.update(flink.checkpoints(work.folder)))
         return rate, counts
 
     def latency(self, engine: str, seconds: float, guarantee: str = "") -> list[float]:
-        """Return ages of results in milliseconds at a steady load, for so long once it runs steadily."""
+        """Return the ages of results in milliseconds at a steady load. They are measured for ``seconds`` after a
+        warm-up.
+        """
         each_ms = 100 if engine == "kafka_streams" else 2000
         options: dict[str, Any] = {"each_ms": each_ms, "guarantee": guarantee}
         with self._work(engine, between=True, **options) as work, ExitStack() as stack:
@@ -127,8 +130,8 @@ class Ground:
         since = min(result.at for result in results) + seconds * WARM_UP
         return ages_ms(results, since, since + seconds)
 
-    def stood(self, engine: str, case: str, state_mb: int, seconds: float) -> StandStill:
-        """Return how long partitions of an engine stand still when a member dies, or when two come."""
+    def downtime(self, engine: str, case: str, state_mb: int, seconds: float) -> Downtime:
+        """Return the downtime of an engine's partitions when a member dies or two join."""
         grows = case == "scale_out"
         standbys = int(case == "kill_standby")
         options: dict[str, Any] = {
@@ -143,11 +146,11 @@ class Ground:
             group = stack.enter_context(self._group(engine, work, grows))
             play = Play(Watching(self.programs, self.broker, work, stack), group)
             after = seconds * WATCHED + (PROBING_SECONDS.get(engine, 0.0) if grows else 0.0)
-            return play.stood(grows, seconds / 2, after)
+            return play.downtime(grows, seconds / 2, after)
 
     @contextmanager
     def _group(self, engine: str, work: Work, grows: bool) -> Iterator[Group]:
-        """Make a group, with a store for large state if it keeps some there."""
+        """Yield a new group, with a store for large state if the engine uses one."""
         with ExitStack() as stack:
             if engine == "kafka_streams":
                 yield StreamsGroup(self.programs, work)

@@ -11,20 +11,22 @@ __all__ = ["StreamsGroup", "alone", "copies_in"]
 
 CACHE_BYTES = 64 << 20
 LAG = 10_000
-"""Records that copies may lack all together and count as caught up: what the load brings between two commits."""
+"""The total lag in records up to which copies count as caught up: the load between two commits."""
 PATIENCE: dict[str, object] = {
     "session.timeout.ms": 10_000,
     "heartbeat.interval.ms": 2_000,
     "probing.rebalance.interval.ms": 60_000,
     "max.warmup.replicas": 4,
 }
-"""A death is noticed after 10 s (45 s by default); warm-ups are looked after as often as is allowed (10 min)."""
+"""A death is detected after 10 s (default 45 s). Warm-ups are checked as often as is allowed (default 10 min)."""
 
 
 def alone(programs: Programs, work: Work) -> Child:
-    """Start an instance with two threads: exactly once, with the larger cache that such a load is tuned to."""
+    """Start an instance with two threads and exactly-once processing. It has a larger cache, as is usual for such a
+    load.
+    """
     settings = {"num.stream.threads": 2, "statestore.cache.max.bytes": CACHE_BYTES, **_settings(work)}
-    return programs.start(work.name, "StreamsTotals", words_of(work.told, settings), "streams", 2048)
+    return programs.start(work.name, "StreamsTotals", words_of(work.arguments, settings), "streams", 2048)
 
 
 def _settings(work: Work) -> dict[str, object]:
@@ -32,7 +34,7 @@ def _settings(work: Work) -> dict[str, object]:
 
 
 class StreamsGroup(Group):
-    """Instances of a thread each."""
+    """Instances with one thread each."""
 
     def __init__(self, programs: Programs, work: Work) -> None:
         self._programs = programs
@@ -45,9 +47,9 @@ class StreamsGroup(Group):
             self.add()
 
     def add(self) -> None:
-        """Start an instance with a folder of its own."""
+        """Start an instance with its own folder."""
         number = len(self._instances)
-        arguments = {**self._work.told, "folder": self._work.folder / str(number)}
+        arguments = {**self._work.arguments, "folder": self._work.folder / str(number)}
         own = {"client.id": f"i{number}", "num.standby.replicas": self._work.standbys, "num.stream.threads": 1}
         words = words_of(arguments, {**_settings(self._work), **own, **PATIENCE})
         self._instances.append(
@@ -55,35 +57,35 @@ class StreamsGroup(Group):
         )
 
     def rows(self) -> int:
-        """What the instances say, together."""
+        """Return the sum of the rows that the instances have logged."""
         marks = (marks_in(child.log_tail()) for child in self._instances)
         return sum(mark[-1].rows for mark in marks if mark)
 
     def is_ready(self) -> bool:
-        """Whether every partition has as many copies as it should, and they lack next to nothing."""
-        copies_told = [copies_in(child.log_tail()) for child in self._instances]
+        """Return whether every partition has all its copies, and their total lag is at most ``LAG``."""
+        reported_copies = [copies_in(child.log_tail()) for child in self._instances]
         expected = self._work.partitions * (1 + self._work.standbys)
-        return sum(count for count, _ in copies_told) == expected and sum(lag for _, lag in copies_told) <= LAG
+        return sum(count for count, _ in reported_copies) == expected and sum(lag for _, lag in reported_copies) <= LAG
 
     def kill(self) -> None:
-        """SIGKILL to the last instance."""
+        """Kill the last instance with SIGKILL."""
         self._instances.pop().kill()
 
     def stop(self) -> None:
-        """End all instances, side by side."""
+        """End all instances at the same time."""
         for child in self._instances:
             child.ask_to_stop()
         for child in self._instances:
             child.stop()
 
     def check(self) -> None:
-        """Look at each instance."""
+        """Check that each instance runs."""
         for child in self._instances:
             child.check_alive()
 
 
 def copies_in(log: str) -> tuple[int, int]:
-    """Return how many partitions an instance has copies of, as it said last, and how many records these lack."""
+    """Return the number of an instance's copies, and their total lag in records, from the last such line of its log."""
     copies_lines = [
         line.split() for line in log.split("\n")[:-1] if line.startswith("copies ") and len(line.split()) == 3
     ]

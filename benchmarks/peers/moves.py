@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from apps.demo.servers import Child, KafkaBroker
 from benchmarks.peers.programs import Programs
-from benchmarks.peers.readings import Result, StandStill, results_in, stand_still
+from benchmarks.peers.readings import Downtime, Result, downtime_around, results_in
 from benchmarks.peers.work import Group, Work
 from riffle_spark.errors import UnavailableError
 
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.3
 
 
 class Watching:
-    """The topics of a work: rows that are put into one, and results that are read from the other."""
+    """The topics of a work. Rows are put into the first, and results are read from the second."""
 
     def __init__(self, programs: Programs, broker: KafkaBroker, work: Work, stack: ExitStack) -> None:
         self._programs = programs
@@ -36,13 +36,13 @@ class Watching:
             broker.create_topic(topic, work.partitions)
 
     def fill(self, arguments: dict[str, object]) -> None:
-        """Put rows as fast as they go, to the last."""
+        """Put all rows as fast as possible."""
         self._client("Produce", {"topic": self.work.topic, **arguments}).wait(FILL_SECONDS)
 
     def load(self, rows_per_s: int, check: Callable[[], None]) -> None:
-        """Begin to put rows at a steady rate and to read results; return when there are some.
+        """Start to put rows at a steady rate and to read results. Return after the first results.
 
-        What is checked meanwhile raises if whoever makes the results has ended.
+        ``check`` is called repeatedly. It raises an error if the engine has ended.
         """
         watch = self._watch = self._client("Watch", {"topic": self.work.out})
         watch.wait_until(lambda: "watching" in watch.log_tail(), START_SECONDS)
@@ -56,7 +56,7 @@ class Watching:
         watch.wait_until(has_some, START_SECONDS)
 
     def results(self) -> list[Result]:
-        """Return all that was read so far."""
+        """Return all results that were read so far."""
         assert self._watch is not None, "load it first"
         self._watch.check_alive()
         return results_in(self._watch.log.read_text(errors="replace"))
@@ -71,14 +71,14 @@ class Watching:
 
 
 class Play:
-    """One group's play: it is filled with state, loaded, something happens to it, and its results are watched."""
+    """One run of a group: fill it with state, put load on it, kill or add members, and watch its results."""
 
     def __init__(self, watching: Watching, group: Group) -> None:
         self._watching = watching
         self._group = group
 
-    def stood(self, grows: bool, before_s: float, after_s: float) -> StandStill:
-        """Play it to the end, and return how long partitions stood still while it grew, or else lost a member."""
+    def downtime(self, grows: bool, before_s: float, after_s: float) -> Downtime:
+        """Run to the end. Return the downtime of partitions while the group grew or lost a member."""
         try:
             self._fill()
             self._watching.load(ROWS_PER_S, self._group.check)
@@ -86,29 +86,29 @@ class Play:
             time.sleep(before_s)
             self._group.check()
             event = time.time()
-            self._happens(grows)
+            self._change_members(grows)
             time.sleep(max(0.0, event + after_s - time.time()))
             results = self._watching.results()
         finally:
             self._group.stop()
-        return stand_still(results, event, event + after_s)
+        return downtime_around(results, event, event + after_s)
 
-    def _happens(self, grows: bool) -> None:
+    def _change_members(self, grows: bool) -> None:
         if not grows:
             self._group.kill()
         for _ in range(MEMBERS if grows else 0):
             self._group.add()
 
     def _fill(self) -> None:
-        """Put every key once, and wait until all of them have been added up."""
+        """Put every key once, and wait until the group has processed all of them."""
         keys = self._watching.work.keys
         self._watching.fill({"rows": keys, "order": "each"})
         self._group.start(MEMBERS)
         self._wait("rows", lambda: self._group.rows() >= keys, FILL_SECONDS)
 
-    def _wait(self, description: str, is_so: Callable[[], bool], seconds: float, must: bool = True) -> None:
+    def _wait(self, description: str, condition: Callable[[], bool], seconds: float, must: bool = True) -> None:
         end = time.monotonic() + seconds
-        while not is_so():
+        while not condition():
             self._group.check()
             if time.monotonic() > end:
                 rows = self._group.rows()

@@ -22,7 +22,7 @@ def alone(work: Work, store: S3Server) -> Child:
 
 
 def _driver(work: Work, store: S3Server, options: Mapping[str, Any], environment: Mapping[str, str]) -> Child:
-    arguments = {**work.told, "root": f"s3://{store.bucket}/{work.name}", "endpoint": store.endpoint, **options}
+    arguments = {**work.arguments, "root": f"s3://{store.bucket}/{work.name}", "endpoint": store.endpoint, **options}
     command = [sys.executable, "-u", "-m", "benchmarks.peers.riffle_totals", json.dumps(arguments)]
     return Child(Launch(work.name, command, work.folder.with_suffix(".log"), environment))
 
@@ -52,21 +52,21 @@ class RiffleGroup(Group):
         return self._driver.log_tail()
 
     def rows(self) -> int:
-        """What the driver says."""
+        """Return the rows that the driver has logged."""
         marks = marks_in(self._log)
         return marks[-1].rows if marks else 0
 
     def is_ready(self) -> bool:
-        """Whether no copy is on its way."""
+        """Return whether no copy moves, as the driver has logged last."""
         lines = [line for line in self._log.splitlines() if line.startswith(("ready ", "moving "))]
         return bool(lines) and lines[-1].startswith("ready ")
 
     def kill(self) -> None:
-        """SIGKILL to a worker and its executor."""
+        """Kill a worker and its executor with SIGKILL."""
         self._cluster.kill_worker(len(self._cluster.hosts) - 1)
 
     def add(self) -> None:
-        """Start a worker; it is given an executor at once."""
+        """Start a worker. It starts an executor at once."""
         self._cluster.start_worker()
 
     def stop(self) -> None:
@@ -76,13 +76,13 @@ class RiffleGroup(Group):
         self._cluster.stop()
 
     def check(self) -> None:
-        """Look at the driver."""
+        """Check that the driver runs."""
         assert self._driver is not None, "start it first"
         self._driver.check_alive()
 
 
 def _conf(store: S3Server) -> dict[str, str]:
-    """Return what a driver on the cluster is configured with; the rest is Spark's."""
+    """Return the configuration of a driver on the cluster. All other settings have Spark's defaults."""
     return {
         "spark.driver.host": "127.0.0.1",
         "spark.executor.cores": "1",

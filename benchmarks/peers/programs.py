@@ -15,16 +15,16 @@ __all__ = ["Programs", "words_of"]
 ROOM = Path(__file__).parent
 JARS = JarList("Flink, Kafka Streams and a compiler", ROOM, "peers", 350)
 COMPILE_SECONDS = 120
-# What Flink's own scripts open to it.
+# The packages that Flink's own scripts open for it.
 OPENED = ("util", "lang", "net", "io", "nio", "lang.reflect", "text", "time", "util.concurrent")
 OPENS = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in OPENED]
 LOGGING = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 
 class Programs:
-    """The programs of ``jobs``, compiled into a folder; each process has its log there.
+    """The programs of ``jobs``, compiled into a folder, which also has the log of each process.
 
-    They are compiled by Eclipse's compiler, which is a jar as the others: a Java runtime is enough.
+    Eclipse's compiler, which is a jar, compiles them. So a Java runtime is sufficient.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,12 +46,12 @@ class Programs:
         return Child(Launch(name, command, self._folder / f"{name}.log", grace_seconds=2))
 
     def client(self, name: str, main: str, arguments: Mapping[str, object]) -> Child:
-        """Start one of those that put rows or read results."""
+        """Start a program that puts rows or reads results."""
         return self.start(name, main, words_of(arguments), "streams", 256)
 
 
 def words_of(arguments: Mapping[str, object], settings: Mapping[str, object] | None = None) -> list[str]:
-    """Return what a program of ours is told, as its words, with the engine's own settings."""
+    """Return the command line of a program: its arguments, and the settings of the engine."""
     words = [f"{name}={value}" for name, value in arguments.items()]
     return [*words, *(f"set.{name}={value}" for name, value in (settings or {}).items())]
 

@@ -1,4 +1,4 @@
-"""What is read from the logs of a run: rows a second, ages of results, how long partitions stood still. Pure."""
+"""Compute figures from the logs of a run: rows per second, ages of results, and downtime of partitions."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Mark", "Result", "StandStill", "ages_ms", "interval_rates", "marks_in", "results_in", "stand_still"]
+__all__ = ["Downtime", "Mark", "Result", "ages_ms", "downtime_around", "interval_rates", "marks_in", "results_in"]
 
 ARRIVAL_S = 0.2
-"""Results that come within this of the first of an arrival are of that arrival: who writes a batch writes it so."""
+"""Results within this time after the first result of an arrival belong to this arrival, because batches write many at
+once.
+"""
 
 
 class Mark(NamedTuple):
-    """How many rows had been added up at a time."""
+    """The number of processed rows at a time."""
 
     at: float
     rows: int
 
 
 class Result(NamedTuple):
-    """When a result could be read, the partition of its key, and when the newest row in it was put."""
+    """The time when a result could be read, the partition of its key, and the time when its newest row was put."""
 
     at: float
     partition: int
     put_at: float
 
 
-class StandStill(NamedTuple):
-    """Seconds that partitions stood still: the worst of them, and the mean by rows."""
+class Downtime(NamedTuple):
+    """The downtime of partitions in seconds: that of the worst one, and the mean by rows."""
 
     worst: float
     mean: float
 
 
 def marks_in(log: str) -> list[Mark]:
-    """Return what lines ``rows MILLISECONDS TOTAL`` say; a line that is cut off is left out."""
+    """Return the marks in lines ``rows MILLISECONDS TOTAL``. An incomplete last line is left out."""
     words = (line.split() for line in _whole_lines(log) if line.startswith("rows "))
     return [Mark(int(at_us) / 1e3, int(rows)) for _, at_us, rows in words]
 
 
 def results_in(log: str) -> list[Result]:
-    """Return what lines ``result ARRIVED PARTITION LAST`` say, times in microseconds."""
+    """Return the results in lines ``result ARRIVED PARTITION LAST``, whose times are in microseconds."""
     words = (line.split() for line in _whole_lines(log) if line.startswith("result "))
     return [Result(int(at_us) / 1e6, int(partition), int(last) / 1e6) for _, at_us, partition, last in words]
 
@@ -55,9 +57,9 @@ def _whole_lines(log: str) -> list[str]:
 
 
 def interval_rates(marks: Sequence[Mark], seconds: float, intervals: int) -> list[float]:
-    """Return the rows a second of each interval from the first row on, of those whose end the marks reach.
+    """Return the rows per second of each interval after the first row, if the marks reach its end.
 
-    Between two marks rows count as evenly spread: those of a batch over the time since the batch before.
+    Rows are spread evenly between two marks, such as the rows of a batch over the time since the previous batch.
     """
     first = next((mark_before for mark_before, mark in pairwise(marks) if mark.rows > mark_before.rows), None)
     if first is None:
@@ -69,20 +71,22 @@ def interval_rates(marks: Sequence[Mark], seconds: float, intervals: int) -> lis
 
 
 def ages_ms(results: Iterable[Result], since: float, until: float) -> list[float]:
-    """Return how old the newest row of each result was when it could be read, of rows put between two times."""
+    """Return the age of each result's newest row when the result could be read, for rows put between two times."""
     return [1000 * (result.at - result.put_at) for result in results if since <= result.put_at < until]
 
 
-def stand_still(results: Iterable[Result], event: float, until: float) -> StandStill:
-    """Return how long partitions stood still around an event: the longest time between two arrivals that ends after it,
-    less the median gap before it. A result that is not newer than those before it, as after a restart, is none.
+def downtime_around(results: Iterable[Result], event: float, until: float) -> Downtime:
+    """Return the downtime of partitions around an event.
+
+    It is the longest time between two arrivals that ends after the event, minus the median time between arrivals before
+    it. Results that are not newer than earlier ones, such as repeated results after a restart, do not count.
     """
     arrivals, rows = _arrivals(results)
     if not arrivals:
         raise ValueError("there are no results")
-    stood = {partition: _stood(times, event, until) for partition, times in arrivals.items()}
-    mean = sum(stood[partition] * rows[partition] for partition in stood) / sum(rows.values())
-    return StandStill(max(stood.values()), mean)
+    downtimes = {partition: _partition_downtime(times, event, until) for partition, times in arrivals.items()}
+    mean = sum(downtimes[partition] * rows[partition] for partition in downtimes) / sum(rows.values())
+    return Downtime(max(downtimes.values()), mean)
 
 
 def _arrivals(results: Iterable[Result]) -> tuple[dict[int, list[float]], dict[int, int]]:
@@ -99,7 +103,7 @@ def _arrivals(results: Iterable[Result]) -> tuple[dict[int, list[float]], dict[i
     return times, rows
 
 
-def _stood(times: Sequence[float], event: float, until: float) -> float:
+def _partition_downtime(times: Sequence[float], event: float, until: float) -> float:
     gaps = [time - last for last, time in pairwise(times) if time <= event]
     if not gaps:
         raise ValueError("a partition has no two results before the event")

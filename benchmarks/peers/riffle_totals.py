@@ -1,8 +1,8 @@
-"""The driver of ours: count and sum per key with riffle_spark, through its public API, told what to do as JSON.
+"""A driver that computes count and sum per key with riffle_spark's public API. Its arguments are JSON.
 
     python -m benchmarks.peers.riffle_totals JSON
 
-It says in its log, after each batch, `rows MILLISECONDS TOTAL`, and `ready` where no copy is on its way.
+After each batch it prints `rows MILLISECONDS TOTAL`, and `ready` if no copy moves, else `moving`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(arguments: dict[str, Any]) -> None:
     spark = session(arguments.get("master", "local[2]"), partial(riffle.configure, kafka=False), **_conf(arguments))
     compute = _with_noise(arguments["payload"]) if "payload" in arguments else _sums(arguments)
     job = riffle.Stateful("totals", "key", compute, settings=_settings(arguments)).into(_sink(arguments))
-    job.on_report = _Teller(arguments)
+    job.on_report = _ProgressPrinter(arguments)
     writer = _rows(spark, arguments).writeStream.foreachBatch(job)
     writer = writer.option("checkpointLocation", f"{arguments['folder']}/checkpoint")
     writer.trigger(processingTime=f"{arguments.get('trigger_ms', 0)} milliseconds").start().awaitTermination()
@@ -55,7 +55,8 @@ def _settings(arguments: dict[str, Any]) -> riffle.Settings:
         local_dir=f"{arguments['folder']}/copies",
         num_standbys=arguments.get("standbys", 0),
         key_groups=KEY_GROUPS,
-        # A quarter of a key-group's keys, so that an empty copy never counts as caught up; and half of the tasks.
+        # A quarter of a key-group's keys, so that an empty copy never counts as caught up. Half of the tasks may warm
+        # up.
         acceptable_recovery_lag=max(arguments["keys"] // KEY_GROUPS // 4, 1),
         max_warmup_replicas=KEY_GROUPS // 2,
         probing_rebalance_interval=60.0,
@@ -83,7 +84,7 @@ def _sums(arguments: dict[str, Any]) -> Any:
 
 
 def _with_noise(size: int) -> Any:
-    """Return the function for state of a wanted size: noise that is made anew with every change of a key."""
+    """Return the function that keeps ``size`` bytes of noise per key. Every change of a key makes new noise."""
 
     def advance(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         amounts = rows["amount"].to_numpy()
@@ -117,8 +118,8 @@ def _sink(arguments: dict[str, Any]) -> Callable[[DataFrame, int], None]:
     return put
 
 
-class _Teller:
-    """Tells what has been added up, and whether copies are where they should be."""
+class _ProgressPrinter:
+    """Prints the number of processed rows, and whether all copies are in their places."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._standbys = KEY_GROUPS * arguments.get("standbys", 0)
@@ -129,9 +130,9 @@ class _Teller:
         if report.decision == "run":
             self._rows += report.rows
             self._reports.append(report)
-            self._tell()
+            self._print_progress()
 
-    def _tell(self) -> None:
+    def _print_progress(self) -> None:
         print(f"rows {time.time_ns() // 1_000_000} {self._rows}")
         reports = self._reports
         settled = is_calm(reports) and (not self._standbys or has_standbys(reports, self._standbys))

@@ -1,4 +1,4 @@
-"""How many rows a second an engine adds up, from a generator or from a topic that was filled before."""
+"""Measure the rows per second of an engine, from a generator or from a topic that was filled before."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Rows a second: the median of the intervals that count, and those intervals."""
+    """Rows per second: the median of the counted intervals, and the rates of these intervals."""
 
     rows_per_s: float
     intervals: tuple[float, ...]
 
 
 def measured(child: Child, seconds: float, before_end: Callable[[], None] = lambda: None) -> Rate:
-    """Let an engine that has just been started run for the intervals, end it, and return what the last of them say.
+    """Run a started engine for all intervals, end it, and return the rate of the last intervals.
 
-    ``before_end`` is called while it still runs. A topic that ends early leaves fewer intervals, and none is an error.
+    ``before_end`` is called while it still runs. If the topic ends early there are fewer intervals; none is an error.
     """
     try:
         child.wait_until(lambda: _has_begun(child), START_SECONDS)

@@ -1,4 +1,4 @@
-"""What every engine of this benchmark is given to do, and what a group of its processes is asked."""
+"""The work of every engine in this benchmark, and the interface of a group of its processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Group", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Count and sum of every key: rows from a generator, or from a topic; results to nobody, or to a topic.
+    """Count and sum of every key. Rows are from a generator or a topic, and results are discarded or sent to a topic.
 
-    ``payload`` is how many bytes of noise a key's state has beside them. An engine that checkpoints or commits now and
-    then does it each ``each_ms``; one of batches has at most ``batch_rows`` a batch and begins one each ``trigger_ms``.
+    ``payload`` is the number of additional random bytes in a key's state. ``each_ms`` is the interval of checkpoints or
+    commits. Engines with batches start one every ``trigger_ms``, with at most ``batch_rows`` rows.
     """
 
     name: str
@@ -32,29 +32,29 @@ class Work:
     partitions: int = 4
 
     @property
-    def told(self) -> dict[str, object]:
-        """Return it as a program is told it: what is not said is left out."""
+    def arguments(self) -> dict[str, object]:
+        """The arguments of a program for this work, without empty fields."""
         return {name: str(value) if name == "folder" else value for name, value in asdict(self).items() if value}
 
 
 class Group(ABC):
-    """An engine's processes at work on two members or more, of which some die and others come."""
+    """The processes of an engine with two or more members. Members may be killed and added."""
 
     @abstractmethod
     def start(self, members: int) -> None:
-        """Begin to start."""
+        """Start this number of members. It may return before they are ready."""
 
     @abstractmethod
     def rows(self) -> int:
-        """How many rows have been added up so far."""
+        """Return the number of processed rows so far."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Tell whether what has been added up is safe, standbys included."""
+        """Return whether all processed rows are durable, and all standbys have caught up."""
 
     @abstractmethod
     def kill(self) -> None:
-        """SIGKILL to one member, as when its machine dies."""
+        """Kill one member with SIGKILL, as if its machine died."""
 
     @abstractmethod
     def add(self) -> None:
@@ -62,8 +62,8 @@ class Group(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End all of it."""
+        """End all processes."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ``UnavailableError`` with the end of a log if something of it has ended by itself."""
+        """Raise ``UnavailableError``, with the end of a log, if a process has ended unexpectedly."""

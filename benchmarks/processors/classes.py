@@ -29,7 +29,7 @@ class Counting(StatefulProcessor):
 
 
 class CountingInPandas(StatefulProcessor):
-    """The same over frames."""
+    """Running count per key over pandas frames, in one value state."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
@@ -44,14 +44,14 @@ class CountingInPandas(StatefulProcessor):
 
 
 class Appending(StatefulProcessor):
-    """A list per key, to which each row appends as many elements as it says."""
+    """A list per key. Each row appends ``times`` elements."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._values = handle.getListState("values", "value long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Append, and say how much."""
+        """Append the elements, and output their number."""
         appended = 0
         for row in rows:
             self._values.appendList([(row.amount + index,) for index in range(row.times)])
@@ -60,14 +60,16 @@ class Appending(StatefulProcessor):
 
 
 class Mapping(StatefulProcessor):
-    """A map of counters per key. A row that says ``times`` lays out so many; any other adds to one of them."""
+    """A map of counters per key. A row with ``times`` above 0 creates this number of counters. Any other row increments
+    one.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._counts: Any = handle.getMapState("counts", "name long", "count long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Lay out, or read one counter and add to it."""
+        """Create counters, or increment one."""
         count = 0
         for row in rows:
             for index in range(row.times):
@@ -79,7 +81,7 @@ class Mapping(StatefulProcessor):
 
 
 class Expiring(StatefulProcessor):
-    """A value per key that is kept until the timer of the row that brought it."""
+    """A value per key that is kept until the timer of its row expires."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state and keep the handle for the timers."""
@@ -87,7 +89,7 @@ class Expiring(StatefulProcessor):
         self._held = handle.getValueState("held", "rows long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Hold, and ask to be called when the row says; a row without such a time asks for nothing."""
+        """Set the value, and register a timer at the row's due time. A row without one does nothing."""
         for row in rows:
             if row.due_ms:
                 self._held.update((1,))
@@ -95,6 +97,6 @@ class Expiring(StatefulProcessor):
         yield from ()
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Let go."""
+        """Remove the value."""
         self._held.clear()
         yield Row(key=key[0], count=expiredTimerInfo.getExpiryTimeInMs())

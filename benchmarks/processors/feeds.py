@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def write(folder: Path, tables: Iterable[pa.Table]) -> int:
-    """Write each table as the next file, in the order of the file source; return how many there are."""
+    """Write each table as the next file, in the order of the file source. Return the number of files."""
     folder.mkdir(parents=True)
     number = -1
     for number, table in enumerate(tables):
@@ -35,14 +35,14 @@ def write(folder: Path, tables: Iterable[pa.Table]) -> int:
 
 
 def drawn(keys: int, rows: int, batches: int) -> Iterator[pa.Table]:
-    """Yield batches of rows with keys drawn uniformly: ``key``, ``amount``."""
+    """Yield batches of rows (``key``, ``amount``) with uniformly drawn keys."""
     random = np.random.default_rng(SEED)
     for _ in range(batches):
         yield pa.table({"key": random.integers(0, keys, rows), "amount": random.integers(1, 101, rows)})
 
 
 def filled(keys: int) -> Iterator[pa.Table]:
-    """Yield batches that name every key once, in no order: ``key``, ``amount``."""
+    """Yield batches of rows (``key``, ``amount``) that together have every key once, in random order."""
     order = np.random.default_rng(SEED + 1).permutation(keys)
     for start in range(0, keys, FILL_ROWS):
         named = order[start : start + FILL_ROWS]
@@ -50,7 +50,7 @@ def filled(keys: int) -> Iterator[pa.Table]:
 
 
 def once_each(keys: int, times: Iterable[int]) -> Iterator[pa.Table]:
-    """Yield a batch for each of ``times``, with one row a key: ``key``, ``amount`` drawn from 0 to 99, ``times``."""
+    """Yield a batch for each of ``times``, with one row per key: ``key``, ``amount`` from 0 to 99, ``times``."""
     random = np.random.default_rng(SEED + 2)
     for time in times:
         amounts = random.integers(0, 100, keys)
@@ -58,20 +58,23 @@ def once_each(keys: int, times: Iterable[int]) -> Iterator[pa.Table]:
 
 
 def expiring(keys: int, due: int, slices: int) -> Iterator[pa.Table]:
-    """Yield batches that give each key a timer, then ``slices + 1`` small ones, each of which but the first finds
-    ``due`` timers due: ``key``, ``at`` (event time), ``due_ms`` (0: none).
+    """Yield batches of rows (``key``, ``at``, ``due_ms``) that set a timer for each key, then ``slices + 1`` small
+    batches.
 
-    A batch's own rows set the watermark for the batch after it. Keys that are due in none of them wait for ever.
+    ``at`` is the event time, and ``due_ms`` the time of the timer (0: none). In each small batch but the first, ``due``
+    timers are due.
+
+    The rows of a batch set the watermark of the next batch. All other timers are never due.
     """
     for number, named in enumerate(_cut(np.random.default_rng(SEED + 3).permutation(keys), FILL_ROWS)):
         rank = np.arange(len(named)) + number * FILL_ROWS
         times = FIRST_DUE_MS + rank // due * TIMER_STEP_MS
-        # Later than the watermark that the batch before set: such rows are not late.
+        # The event time is after the watermark that the previous batch set, so these rows are not late.
         yield _timed(named, at_ms=number + 1, due_ms=np.where(rank < due * slices, times, NEVER_MS))
-    nobody = np.zeros(ASIDE_ROWS, np.int64)
+    no_timers = np.zeros(ASIDE_ROWS, np.int64)
     for number in range(slices + 1):
         at_ms = FIRST_DUE_MS + number * TIMER_STEP_MS + TIMER_STEP_MS // 2
-        yield _timed(np.arange(ASIDE_ROWS) + keys, at_ms=at_ms, due_ms=nobody)
+        yield _timed(np.arange(ASIDE_ROWS) + keys, at_ms=at_ms, due_ms=no_timers)
 
 
 def _cut(values: Integers, size: int) -> Iterator[Integers]:

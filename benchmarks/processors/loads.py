@@ -32,7 +32,7 @@ def _counting_in_pandas(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
 
 
 def _appending(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
-    """Append to short lists, fill them up to ``length`` elements (0: no filling), and append to those."""
+    """Append to short lists, fill them up to ``length`` elements (0: no filling), and append to the long lists."""
     times = [APPENDED] * sizes["batches"]
     remaining = sizes["length"] - APPENDED * sizes["batches"]
     if remaining > 0:

@@ -23,13 +23,13 @@ __all__ = ["NEW_SPARK", "NOT_PLAYED", "PINNED_SPARK", "Played", "Side", "play", 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NEW_SPARK = "4.3.0"
 PINNED_SPARK = ""
-"""Whatever Spark this process has."""
+"""The Spark of this process."""
 START_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Side(cases.Side):
-    """A load on ``riffle``, ``before`` or ``spark``, on which Spark, and how long it may take."""
+    """A load on ``riffle``, ``before`` or ``spark``, with a version of Spark and a time limit."""
 
     spark_version: str = NEW_SPARK
     limit_s: float = 3600.0
@@ -37,7 +37,7 @@ class Side(cases.Side):
 
 @dataclass(frozen=True, slots=True)
 class Played(cases.Played):
-    """What a side took, and the largest Python worker."""
+    """The results of a side, with the peak memory of its largest Python worker."""
 
     worker_peak_mb: float
 
@@ -46,7 +46,7 @@ NOT_PLAYED = Played([math.nan], rows=0, measured=1, worker_peak_mb=math.nan)
 
 
 def play(side: Side, code: Code = HERE) -> Played:
-    """Run a side on a product in a process, with a folder and an S3 server of its own."""
+    """Run a side on a revision of the product in a process, with its own folder and S3 server."""
     print(f"{side.load} on {side.engine}{code.revision and f' ({code.revision})'}, {side.sizes} ...", file=sys.stderr)
     python = _python(side.spark_version)
     with (
@@ -62,7 +62,7 @@ def play(side: Side, code: Code = HERE) -> Played:
 
 
 def play_here(spec: dict[str, Any]) -> dict[str, Any]:
-    """Run what a side's process was told; return its figures."""
+    """Run the specified side in this process; return its figures."""
     load, tables = LOADS[spec["load"]](spec["sizes"])
     folder = Path(spec["folder"])
     try:
@@ -73,7 +73,7 @@ def play_here(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _python(spark_version: str) -> str:
-    """Return the Python that has that Spark, set up on first use."""
+    """Return the Python of an environment with this Spark, which is set up on first use."""
     if not spark_version:
         return sys.executable
     subprocess.run([CHECKOUT / "run", "setup", "--spark", spark_version], check=True, stdout=sys.stderr)
@@ -81,7 +81,7 @@ def _python(spark_version: str) -> str:
 
 
 def _spark_environment(python: str) -> dict[str, str]:
-    """Return what overrides the Spark that the caller's environment names."""
+    """Return environment variables that override the Spark of the caller's environment."""
     result = subprocess.run(
         [python, "-c", "import os, pyspark; print(os.path.dirname(pyspark.__file__))"],
         capture_output=True,

@@ -22,7 +22,7 @@ __all__ = ["Load", "run_riffle", "run_spark"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a side runs: a processor in a form (``rows`` or ``pandas``), over files of a schema."""
+    """The work of a side: a processor in a form (``rows`` or ``pandas``), over files with a schema."""
 
     processor: StatefulProcessor
     schema: str
@@ -31,7 +31,7 @@ class Load:
     watermark: tuple[str, str] | None = None
 
     def stream(self, folder: Path, **conf: str) -> DataFrame:
-        """Read the files, one a batch, in a session started with ``conf``."""
+        """Return the stream of the files, one file per batch, in a session that is started with ``conf``."""
         rows = session(**conf).readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
         return rows.parquet(str(folder))
 
@@ -40,7 +40,7 @@ OUTPUT = "key long, count long"
 
 
 def run_riffle(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
-    """Run it with riffle, the state committed to the S3 server; return seconds a batch, by batch, and memory."""
+    """Run a load with riffle, with state in the S3 server. Return the seconds of each batch, and the memory."""
     folder = Path(spec["folder"])
     stream = load.stream(folder / "in", **{"spark.scheduler.mode": "FAIR"})
     settings = riffle.Settings(
@@ -67,18 +67,18 @@ def run_riffle(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
 
 
 def run_spark(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
-    """Run it with Spark's own operator, the state committed to the checkpoint on local disk."""
+    """Run a load with Spark's own operator, with state in a checkpoint on the local disk."""
     stream = load.stream(Path(spec["folder"]) / "in")
     if load.watermark is not None:
         stream = stream.withWatermark(*load.watermark)
-    grouped: Any = stream.groupBy("key")  # PySpark gives it no transformWithState where it is checked
+    grouped: Any = stream.groupBy("key")  # the checked version of PySpark has no transformWithState
     transform = grouped.transformWithState if load.form == "rows" else grouped.transformWithStateInPandas
     result = transform(load.processor, OUTPUT, "update", load.time_mode)
     return _measured(result.writeStream.outputMode("update").format("noop"), spec, files)
 
 
 def _measured(writer: DataStreamWriter, spec: dict[str, Any], files: int) -> dict[str, Any]:
-    """Run the query over all files and return the seconds of each batch that had rows, trigger to trigger."""
+    """Run the query over all files. Return the time from trigger to trigger of each batch with rows."""
     cpu = BatchCpu(files - spec["measured"], spec["server_pids"])
     query = writer.option("checkpointLocation", f"{spec['folder']}/checkpoint").start()
     try:

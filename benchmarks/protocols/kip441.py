@@ -26,7 +26,7 @@ class _Clients:
         return len(self.active[member]) + len(self.standby[member])
 
     def load(self, member: MemberId) -> float:
-        """Return its copies per slot."""
+        """Return a member's copies per slot."""
         return self.count(member) / self.slots[member]
 
     def has(self, member: MemberId, task: TaskId) -> bool:
@@ -38,7 +38,7 @@ class _Clients:
         return min(filter(is_allowed, self.slots), key=lambda member: (self.load(member), member), default=None)
 
     def level(self, tasks_of: Mapping[MemberId, set[TaskId]]) -> None:
-        """Move tasks from fuller to emptier members as long as both become more balanced."""
+        """Move tasks from members with more load to members with less, while this balances both."""
         moved = True
         while moved:
             moved = False
@@ -61,8 +61,8 @@ class _Clients:
 def kip441(view: View, settings: AssignSettings) -> Assignment:
     """Assign as Kafka Streams' high availability assignor does.
 
-    1. Compute the target: stateful tasks in turns over the sorted members, regardless of present owners.
-    2. Move owners and standbys to members that have caught up, and let the target warm up.
+    1. Compute the target: stateful tasks are dealt in turn to the sorted members, regardless of present owners. 2. Move
+    owners and standbys to members that have caught up, and let the target warm up.
     """
     clients = _Clients(view)
     tasks = sorted(view.tasks, key=lambda task: task.id)
@@ -130,7 +130,7 @@ def _owners_on_caught_up(
 def _standbys_on_caught_up(
     clients: _Clients, ranks: Mapping[TaskId, dict[MemberId, float]], warmups: _Warmups, limit: int
 ) -> int:
-    """Do the same for standbys that are not warm-ups, if there is another member for them."""
+    """Move each standby, except warm-ups, to a member that is less behind. Return the number of moves."""
     moved = 0
     for task, target in _behind(clients.standby, ranks):
         if target in warmups.get(task, ()):

@@ -1,5 +1,7 @@
-"""Running totals on four engines, Spark's aggregation on both of its stores, and ours with encryption, with many
-key-groups, in a session of ``riffle_spark.configure`` and without upkeep. Each runs in a process of its own.
+"""Running totals on riffle and on Spark's operators, each in its own process.
+
+Spark's aggregation runs on both of its stores. riffle also runs with encryption, with many key-groups, in a session of
+``riffle_spark.configure``, and without upkeep.
 """
 
 from __future__ import annotations
@@ -27,23 +29,23 @@ SECONDS = 1500.0
 SMALL_ROWS = 100
 MANY_GROUPS = 1_024
 SETTLED = 3
-"""How many batches beside which upkeep had nothing to do make a query count as settled."""
+"""The number of batches without upkeep work after which a query is settled."""
 Spec = dict[str, Any]
-"""The specification of one side: ``engine``, ``rows`` a batch, ``keys``, measured ``batches``, ``warm_up`` batches
-before these, ``filled`` (rows a batch that first fill the state with all keys; 0 for none), ``folder``, the state's
-``root`` at ``endpoint``, and ``server_pids``, the processes of that server.
+"""The specification of one side: ``engine``, ``rows`` per batch, ``keys``, measured ``batches``, earlier ``warm_up``
+batches, ``filled`` (rows per batch to fill the state with all keys first; 0 for none), ``folder``, the state's ``root``
+at ``endpoint``, and ``server_pids``, the processes of this server.
 """
 
 
 def play_here(spec: Spec) -> dict[str, Any]:
-    """Run what a side's process was told; return its figures."""
+    """Run the specified side in this process; return its figures."""
     folder = Path(spec["folder"])
     folder.mkdir(parents=True)
     return ENGINES[spec["engine"]](spec, folder)
 
 
 class _Ours:
-    """Stateful aggregation with riffle, state in S3: one query, which stops and goes on with batches of other sizes."""
+    """Stateful aggregation with riffle and state in S3. The query may continue with batches of other sizes."""
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         configured = [partial(riffle.configure, kafka=False)] if spec["engine"] == "configured" else []
@@ -67,7 +69,7 @@ class _Ours:
         )
 
     def fill(self) -> int:
-        """Name every key once, and return how many keys that changed."""
+        """Feed every key once. Return the number of changed keys."""
         rows = self._spec["filled"]
         keys = self._spec["keys"]
         job = self._job()
@@ -75,7 +77,7 @@ class _Ours:
         return sum(report.keys for report in _ran(job)[: keys // rows])
 
     def settle(self) -> None:
-        """Run small batches, with time between them, until upkeep is through with what the filling left to do."""
+        """Run small batches with pauses, until upkeep has finished the work that filling the state has caused."""
         job = self._job()
         query = self._writer(job, SMALL_ROWS).trigger(processingTime="1 second")
         running = query.option("checkpointLocation", str(self._folder / "checkpoint")).start()
@@ -114,13 +116,16 @@ def _ran(job: riffle.StatefulJob) -> list[Any]:
 
 
 def _is_settled(reports: Sequence[Any]) -> bool:
-    """The first batch orders what is due, and the second may be told of some of it."""
+    """Return whether upkeep has no more work.
+
+    The first two batches are ignored: the first orders due work, and the second may report some of it.
+    """
     last = reports[2:][-SETTLED:]
     return len(last) == SETTLED and not any(report.snapshots or report.upkeep_requests for report in last)
 
 
 def ours(spec: Spec, folder: Path) -> dict[str, Any]:
-    """Return seconds a batch, and what the reports of these batches say."""
+    """Run riffle. Return the seconds of each batch, and figures from the reports of these batches."""
     query = _Ours(spec, folder)
     keys_held = 0
     if spec["filled"]:
@@ -143,18 +148,18 @@ def ours(spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def builtin(spec: Spec, folder: Path, **conf: str) -> dict[str, Any]:
-    """Spark's own streaming aggregation on RocksDB with changelog checkpointing."""
+    """Run Spark's own streaming aggregation on RocksDB with changelog checkpointing."""
     stream = source(session(**conf), spec["rows"], spec["keys"]).groupBy("key").agg({"*": "count", "amount": "sum"})
     return _theirs(spec, folder, stream.writeStream.outputMode("update").format("noop"))
 
 
 def builtin_heap(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The same on Spark's default store, ``HDFSBackedStateStoreProvider``."""
+    """Run Spark's own aggregation on its default store, ``HDFSBackedStateStoreProvider``."""
     return builtin(spec, folder, **HEAP)
 
 
 def stateless(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The same aggregation of each batch by itself, without state: what Spark's part of a batch takes at least."""
+    """Aggregate each batch by itself in Spark, without state. This is the minimal time of Spark's part of a batch."""
 
     def run(batch: DataFrame, _: int) -> None:
         totals = batch.groupBy("key").agg({"*": "count", "amount": "sum"})
@@ -165,7 +170,7 @@ def stateless(spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def apply_in_pandas(spec: Spec, folder: Path, **conf: str) -> dict[str, Any]:
-    """The same with ``applyInPandasWithState``."""
+    """Run the totals with ``applyInPandasWithState``."""
     import pandas as pd
 
     def totals(key: tuple[int], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
@@ -184,12 +189,12 @@ def apply_in_pandas(spec: Spec, folder: Path, **conf: str) -> dict[str, Any]:
 
 
 def apply_in_pandas_heap(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The same with ``applyInPandasWithState`` on Spark's default store."""
+    """Run the totals with ``applyInPandasWithState`` on Spark's default store."""
     return apply_in_pandas(spec, folder, **HEAP)
 
 
 def transform_with_state(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The same with ``transformWithStateInPandas``, for which Spark requires RocksDB."""
+    """Run the totals with ``transformWithStateInPandas``, for which Spark requires RocksDB."""
     from benchmarks.kit.pandas_totals import PandasTotals
 
     grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")

@@ -1,4 +1,4 @@
-"""What the sides of running totals took, as figures by name. Pure; knows no engine and no process."""
+"""Compute the figures of running totals, by name, from the results of all sides."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 __all__ = ["CASES", "PARTS", "Case", "Side", "figures", "repetitions", "sides_of"]
 
-Found = Mapping[str, Any]
+SideResult = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How much a batch is, over how many keys, how many batches are measured, and how many run before these;
-    ``filled``: rows a batch that name all keys first.
+    """The sizes of a case: rows per batch, keys, measured batches, and warm-up batches.
+
+    If ``filled`` is not 0, batches with this number of rows first fill the state with all keys.
     """
 
     rows: int
@@ -25,16 +26,18 @@ class Case:
     warm_up: int = 3
 
     def scaled(self, scale: float) -> Case:
-        """Return it with so many times its rows and keys."""
+        """Return the case with its rows and keys multiplied by ``scale``."""
         sizes = {"rows": self.rows, "keys": self.keys, "filled": self.filled}
         return replace(self, **{name: round(size * scale) for name, size in sizes.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An engine on a case; ``before`` is ours at the revision to compare with, ``configured`` ours in a session of
-    ``riffle_spark.configure``, ``many_groups`` ours with 1,024 key-groups, ``without_upkeep`` ours without the work
-    beside batches. ``stateless`` is Spark's aggregation of each batch by itself.
+    """An engine on a case.
+
+    Several engines are riffle: ``ours``, ``before`` at the other revision, ``configured`` in a session of
+    ``riffle_spark.configure``, ``many_groups`` with 1,024 key-groups, and ``without_upkeep`` without work between
+    batches. ``stateless`` is Spark's aggregation of each batch by itself.
     """
 
     engine: str
@@ -77,7 +80,7 @@ PARTS: dict[str, tuple[Side, ...]] = {
         Side("transform_with_state", "python_fixed"),
     ),
 }
-"""What can be measured by itself, by name."""
+"""The sides of each part, by name. Each part can be measured separately."""
 _CPU_NAMES = {
     "rows": ("", ""),
     "million": ("", "_million"),
@@ -86,11 +89,13 @@ _CPU_NAMES = {
     "upkeep": ("upkeep_", ""),
     "python": ("", ""),
 }
-"""What stands before and after ``cpu_ms`` in the figure of a case."""
+"""The text before and after ``cpu_ms`` in the figure names of a case."""
 
 
 def sides_of(part: str, *, against: bool) -> tuple[Side, ...]:
-    """Return the sides of a part, each of ours followed by the same of the other revision if there is one."""
+    """Return the sides of a part. With ``against`` each side ``ours`` is followed by the same side at the other
+    revision.
+    """
     sides: list[Side] = []
     for side in PARTS[part]:
         sides.append(side)
@@ -99,13 +104,13 @@ def sides_of(part: str, *, against: bool) -> tuple[Side, ...]:
     return tuple(sides)
 
 
-def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
-    """Return the figures by their names of what each side found, a round each."""
+def figures(results: Mapping[Side, Sequence[SideResult]]) -> dict[str, Any]:
+    """Return the figures by name. ``results`` has by side the result of each round."""
     seconds = {side: [second for round_ in rounds for second in round_["seconds"]] for side, rounds in results.items()}
     batch_s = {side: statistics.median(side_seconds) for side, side_seconds in seconds.items()}
     result: dict[str, Any] = {}
     for side, seconds_of_side in batch_s.items():
-        result |= _alone(side, seconds_of_side, results[side][0]["rows"])
+        result |= _side_figures(side, seconds_of_side, results[side][0]["rows"])
         result |= _cpu(side, results[side])
     for case, suffix in (("rows", ""), ("million", "_million")):
         result |= _over(f"ratio_of_stateless{suffix}", batch_s, Side("builtin_heap", case), Side("stateless", case))
@@ -125,7 +130,7 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     result |= _upkeep_share(result)
     result |= _against_python(batch_s)
     if Side("ours", "rows") in results:
-        result |= _in_full(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
+        result |= _details(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
     for engine, name in (("ours", ""), ("builtin_heap", "_builtin_heap")):
         if Side(engine, "tail") in seconds:
             tail = seconds[Side(engine, "tail")]
@@ -135,17 +140,17 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     return result | _memory(results)
 
 
-def repetitions(results: Mapping[Side, Sequence[Found]]) -> dict[str, int]:
-    """Return of how many batches figures of one side are the medians."""
+def repetitions(results: Mapping[Side, Sequence[SideResult]]) -> dict[str, int]:
+    """Return the number of batches behind each median of one side."""
     return {
         name: sum(len(round_["seconds"]) for round_ in rounds)
         for side, rounds in results.items()
-        for name in _alone(side, 1.0, 1)
+        for name in _side_figures(side, 1.0, 1)
     }
 
 
-def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
-    """Return what one side took by itself: names end in its engine, but ours."""
+def _side_figures(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
+    """Return the times of one side. Names end with the engine unless it is ``ours``."""
     engine = "" if side.engine == "ours" else f"_{side.engine}"
     milliseconds = round(1000 * batch_s)
     if side.case in {"fixed", "python_fixed"}:
@@ -160,8 +165,11 @@ def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
     return {f"rows_per_s{case}{engine}": round(rows / batch_s), f"batch_ms{case}{engine}": milliseconds}
 
 
-def _cpu(side: Side, rounds: Sequence[Found]) -> dict[str, float]:
-    """Return the CPU of a side per batch and, of ours, that of the S3 server: medians over rounds."""
+def _cpu(side: Side, rounds: Sequence[SideResult]) -> dict[str, float]:
+    """Return the CPU of a side per batch: medians over rounds.
+
+    For riffle the result also has the CPU of the S3 server.
+    """
     if side.case not in _CPU_NAMES:
         return {}
     names = {"cpu_ms": "cpu_ms", **({"server_cpu_ms": "s3_cpu_ms"} if side.engine in ("ours", "before") else {})}
@@ -181,14 +189,14 @@ def _over(name: str, batch_s: Mapping[Side, float], dividend: Side, divisor: Sid
 
 
 def _upkeep_share(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Return the share of the CPU that ours saves without upkeep."""
+    """Return the share of the CPU that riffle saves without upkeep."""
     if "upkeep_cpu_ms_without_upkeep" not in measured or "upkeep_cpu_ms" not in measured:
         return {}
     return {"upkeep_cpu_share": round(1 - measured["upkeep_cpu_ms_without_upkeep"] / measured["upkeep_cpu_ms"], 3)}
 
 
 def _against_python(batch_s: Mapping[Side, float]) -> dict[str, float]:
-    """Return rates of ours at its own size over those of Spark's Python operators at theirs."""
+    """Return the rates of riffle relative to those of Spark's Python operators. Each has batches of its own size."""
     own_s = batch_s.get(Side("ours", "rows"))
     if own_s is None:
         return {}
@@ -205,8 +213,8 @@ def _against_python(batch_s: Mapping[Side, float]) -> dict[str, float]:
     }
 
 
-def _in_full(rounds: Sequence[Found], seconds: Sequence[float]) -> dict[str, Any]:
-    """Return what else is said of our batches: facts of the last round, snapshots of the one with fewest."""
+def _details(rounds: Sequence[SideResult], seconds: Sequence[float]) -> dict[str, Any]:
+    """Return further figures of riffle's batches: from the last round, and snapshots from the round with the fewest."""
     last = rounds[-1]
     return {
         "batches": len(seconds),
@@ -222,11 +230,11 @@ def _in_full(rounds: Sequence[Found], seconds: Sequence[float]) -> dict[str, Any
 
 
 def _p95(values: Sequence[float]) -> float:
-    """Return the least value that at most one in twenty exceeds."""
+    """Return the 95th percentile: the smallest value that at most 5 % of the values exceed."""
     return sorted(values)[max(0, -(-19 * len(values) // 20) - 1)]
 
 
-def _memory(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
+def _memory(results: Mapping[Side, Sequence[SideResult]]) -> dict[str, Any]:
     peaks = {
         side.engine: statistics.median(round_["peak_pss_mb"] for round_ in rounds)
         for side, rounds in results.items()

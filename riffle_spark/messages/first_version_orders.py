@@ -42,7 +42,7 @@ class FirstVersionOrder:
 
 @dataclass(frozen=True, slots=True)
 class WrittenKeyGroup:
-    """A snapshot that a task wrote: its key-group, id, bytes, checksum (XXH3-64) and rows, and when it is due (ms).
+    """A snapshot that a task wrote: key-group, id, bytes, checksum (XXH3-64), rows, and earliest due time (ms).
 
     ``state_rows`` counts state rows as a batch does (``StateRows``): sessions and not keys, for example.
     """

@@ -62,7 +62,7 @@ class Watermark(NamedTuple):
 
 
 class LateRule(NamedTuple):
-    """The rule by which late rows or keys are dropped, given the watermark of the previous batch.
+    """The rule by which slots drop late rows or keys. It uses the watermark of the previous batch.
 
     Rows are late by an event-time column. Keys are late by a timestamp column of the key, such as the end of a window.
     ``Receipt.late_rows`` counts rows or distinct keys.
@@ -135,8 +135,8 @@ class Order:
         routed_by: the columns whose hash selects a row's key-group; empty for all key columns.
         is_combined: whether each row stands for several rows of its key.
         combined: the names of the combined columns. Those in ``sums`` are sent as two columns each.
-        input_partitions: if not 0, the slot counts the rows that would remain if each of so many input partitions
-            combined its rows.
+        input_partitions: if not 0, the slot counts the rows that would remain if each input partition combined its
+            rows. It is the number of input partitions.
         claim: the digits that the ids of all attempts start with. They identify the driver's claim of the log.
     """
 
@@ -314,22 +314,25 @@ class Receipt:
 
     Attributes:
         rows: the number of all rows received.
-        combined_rows: how many rows remain if they are combined, 0 if that was not measured.
+        combined_rows: the number of rows that remain if rows are combined, 0 if that was not measured.
         late_rows: the number of dropped rows or keys (``LateRule``).
         timers_fired: the number of due timers.
         expired: the number of due elements of state.
         rows_added: with ``rows_updated`` and ``rows_removed``, the ``StateRows`` of the attempt.
         event_time_max_ms: the newest event time of all rows.
-        dead_rows: the number of dead letters, which ``output_rows`` does not count. ``dead_example`` is one's error.
+        dead_rows: the number of dead letters, which ``output_rows`` does not count.
+        dead_example: the class of the error of the first dead letter.
         restores: the number of copies that were fetched as a whole.
-        catch_ups: the number of copies that fetched deltas. ``hits`` is the number of those that fetched nothing.
-        missing: the key-groups without a copy on this member that a standby has.
+        catch_ups: the number of copies that fetched only deltas.
+        hits: the number of copies that fetched nothing.
+        missing: the key-groups of which a standby has a copy, but this member has none.
         partition_rows: (key-group, partition number, rows).
         received: the columns key-group and rows.
         user_times: the columns key-group and microseconds in the user's code, if measured.
         disk: the used share of the member's disk, and its size in bytes.
         memory: the bytes that the Python worker uses, and the free bytes.
-        fetched_bytes: the bytes received from the store. ``sealed_bytes`` are those sent to it.
+        fetched_bytes: the bytes that this attempt received from the store.
+        sealed_bytes: the bytes that it sent to the store.
         seconds: the time of each step, by a monotonic clock.
         error: the fields of ``error_fields``.
     """

@@ -12,10 +12,10 @@ from riffle_spark.state.objects.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A change whose delta is put and not yet listed.
+    """A change whose delta was put, but is not listed in the log yet.
 
-    ``entries`` list it. ``row_counts`` are those of the record that lists them. ``edit`` is that record's own field of
-    this name, without the operator.
+    ``entries`` list the delta. ``row_counts`` and ``edit`` are the fields of the record that will store these entries.
+    ``edit`` still lacks the name of the operator.
     """
 
     entries: Mapping[Address, Entry]
@@ -24,6 +24,7 @@ class StateChange:
 
 
 EditState: TypeAlias = Callable[[ObjectStore, Home, Record, Manifest, str, Mapping[str, object]], StateChange]
-"""Puts the delta of a requested change, given the newest record, its manifest, an attempt's name, and the arguments of
-the request. Raises ``ConfigError`` without keys or values in its text, and an error of ``UNREADABLE`` for arguments of
-other types."""
+"""Puts the delta of a requested change. The record is the newest one, and the text names the attempt. The last argument
+has the arguments of the request. Raises ``ConfigError``, whose text has no keys or values, and an error of
+``UNREADABLE`` for arguments of other types.
+"""

@@ -1,4 +1,4 @@
-"""The messages beside the batches: censuses, and orders and receipts of upkeep."""
+"""The messages that are not part of a batch: census orders, censuses, upkeep orders and receipts."""
 
 import json
 from collections import deque
@@ -13,12 +13,13 @@ from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelt
 
 @dataclass(slots=True)
 class Follow:
-    """A copy to bring to its entry's head. It folds the links it lacks, or is fetched as a whole.
+    """A copy that must reach the head of its entry. The executor adds the missing links, or fetches the copy as a
+    whole.
 
-    The entry is cut at the head that the copy was reported at, or whole. A copy at another head uses the log's record.
-    If ``newest`` is set, the message has only so many of the entry's newest links, and is cut before them.
+    The entry is whole, or cut at the reported head of the copy. If the copy is at another head, the executor reads the
+    whole entry from the log. If ``newest`` is set, the message has only this number of the entry's newest links.
 
-    Like an entry, it is never changed, and not frozen because the driver creates many per batch.
+    It is never changed. It is not a frozen dataclass, because the driver creates many per batch.
     """
 
     store: str
@@ -28,7 +29,7 @@ class Follow:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the executor gets an entry that starts with a snapshot or with no state."""
+        """Whether the executor gets a whole entry, which starts with a snapshot or without state."""
         return self.newest is None and self.entry.cut is None
 
 
@@ -65,14 +66,16 @@ class MergeOrder:
 
 @dataclass(frozen=True)
 class UpkeepOrder:
-    """A piece of upkeep of an executor, most urgent first: drops, follows, merges, snapshots.
+    """An order for one piece of upkeep. The executor runs the most urgent work first: drops, follows, merges,
+    snapshots.
 
-    ``member`` is the folder (empty: any that the executor has). The piece starts nothing new after ``seconds`` and
-    fetches at most ``fetch_bytes`` (``None``: no limit). It continues a half-fetched snapshot where the last piece
-    stopped. No copy is started while the disk's used share is above ``disk_limit``. ``sequence`` is the record of the
-    entries, ``schemas`` are the schemas of the stores in the log. ``wipe`` first removes all copies and files of the
-    member. ``measure`` only measures the disk. A piece that has not ended ``timeout_seconds`` after its ``seconds`` is
-    given up.
+    ``member`` names the folder; if it is empty, the executor uses the folder that it has. ``sequence`` is the number of
+    the record with the entries. ``schemas`` are the schemas of the stores in the log.
+
+    The piece starts no work after ``seconds``. It fetches at most ``fetch_bytes`` (``None``: no limit). It continues
+    partly fetched snapshots of earlier pieces. It starts no copy while the used share of the disk is above
+    ``disk_limit``. With ``wipe`` it first removes all copies and files of the member. With ``measure`` alone it only
+    measures the disk. The driver gives up a piece that has not ended ``timeout_seconds`` after its ``seconds``.
     """
 
     home: Home
@@ -97,8 +100,9 @@ class UpkeepOrder:
         return bool(self.drops or self.follows or self.snapshots or self.merges or self.wipe or self.measure)
 
     def to_json(self) -> str:
-        """Return the order as one line of JSON. The entries of follows, snapshots and merges are in one list, in
-        order.
+        """Return the order as one line of JSON.
+
+        One list has all entries: those of the follows, then of the snapshots, then of the merges.
         """
         body = fields_of(self)
         body["home"] = self.home.to_json()
@@ -132,13 +136,20 @@ class UpkeepOrder:
 class UpkeepReceipt:
     """The results of a piece of upkeep.
 
-    ``copies`` are (store, key-group, version, attempt) of copies that are now at that head. ``missing`` are copies that
-    do not exist; ``damaged`` are the missing copies that were removed because a file was damaged. ``unfinished`` are
-    (store, key-group, bytes fetched, bytes to fetch); ``failed`` are the unfinished copies that had an error or must
-    not be started. ``snapshots`` and the merged deltas of ``merges`` were written, ``failed_snapshots`` and
-    ``failed_merges`` failed. The last ``drops_left`` drops, ``snapshots_left`` snapshots and ``merges_left`` merges
-    were not started. ``merge_bytes`` were fetched for merges. If the piece did not run (``ran``), ``errors`` explain
-    why, or it is ``overdue`` and its outcome is unknown. ``disk`` and ``memory`` are as in a slot's receipt.
+    Attributes:
+        copies: (store, key-group, version, attempt) of copies that are now at this head.
+        missing: the copies that do not exist.
+        damaged: the missing copies that were removed because a file was damaged.
+        unfinished: (store, key-group, bytes fetched, bytes to fetch).
+        failed: the unfinished copies that had an error or must not be started.
+        snapshots: the snapshots that were written. ``failed_snapshots`` failed.
+        merges: the merged deltas that were written. ``failed_merges`` failed.
+        drops_left: the number of drops that were not started, which are the last ones of the order.
+            ``snapshots_left`` and ``merges_left`` are the same for snapshots and merges.
+        merge_bytes: the bytes that were fetched for merges.
+        ran: whether the piece ran. If not, ``errors`` explain why.
+        overdue: whether the driver gave up the piece. Its outcome is then unknown.
+        disk: as in a slot's receipt, like ``memory``.
     """
 
     executor: str
@@ -200,7 +211,7 @@ _TUPLES_OF_TUPLES = frozenset(
 def _replacement(since: list[Any], link: list[Any], shared: dict[Hashable, Any]) -> Replacement:
     """Return the replacement in two JSON arrays. Raises ``TypeError`` for arrays of other lengths.
 
-    Equal heads, merged deltas and blocks become one object, which ``shared`` has.
+    Equal heads, merged deltas and blocks become one object. ``shared`` collects these objects.
     """
     head, start, length, checksum, rows, merged, block = link
     parts: tuple[Any, ...] = (Head(*since), Head(*head), MergedDelta(*merged), block and Block(*block))
@@ -209,8 +220,9 @@ def _replacement(since: list[Any], link: list[Any], shared: dict[Hashable, Any])
 
 
 def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:
-    """Return the receipt that the driver writes for a piece of upkeep that had not ended after ``seconds``, so its
-    outcome is unknown.
+    """Return the driver's own receipt for a piece of upkeep that had not ended after ``seconds``.
+
+    The outcome of such a piece is unknown.
     """
     # Cause: The Python worker of the piece hangs, or its disk does not answer.
     warning = (
@@ -247,7 +259,7 @@ class CensusOrder:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """An executor's answer to a census: what its folder has.
+    """An executor's answer to a request for its census: the content of its folder.
 
     ``member`` is the name of the folder. ``copies`` are (store, key-group, version, attempt) of every usable copy,
     ``sealed`` the attempts whose deltas it has as files. ``rack`` and ``tags`` are from the executor's environment.

@@ -94,7 +94,7 @@ class RunningJob:
         """Whether there is housekeeping, which also reads requests, between batches of the present run."""
 
     def is_of(self, spark: SparkSession) -> bool:
-        """Return whether the job belongs to the session's application. A process may run several in a row."""
+        """Return whether the job belongs to the session's application. Later ones may follow in this process."""
         return self._home.application == inventory.application_id(spark)
 
     def is_active(self) -> bool:
@@ -269,7 +269,7 @@ class RunningJob:
         self._exporters.close(_STOP_SECONDS)
 
     def _record_source(self, incoming: IncomingBatch, arrived: float) -> None:
-        """Record how far a committed batch, which arrived at that time of the clock, is behind its sources."""
+        """Record how far a committed batch is behind its sources. ``arrived`` is the clock's time of its arrival."""
         if not self._offset_sources or incoming.offsets is None:
             return
         try:
@@ -279,7 +279,7 @@ class RunningJob:
                 raise
             _logger.debug(
                 "The source lag is unknown: %s", error
-            )  # it is for observers only, and the batch is committed
+            )  # the source lag is for observers only, and the batch is committed
             self._offset_sources = []
             return
         self.driver.record_source(offsets_of_entry(incoming.offsets), newest, arrived)

@@ -34,7 +34,7 @@ def check_exporters(settings: Settings) -> None:
 
 
 def exporters_of(settings: Settings, spark: SparkSession, home: Home, driver: Driver) -> list[Exporter]:
-    """Return the exporters that these settings ask for, and Spark's MetricsSystem if the session has a JVM.
+    """Return the exporters that these settings enable, and Spark's MetricsSystem if the session has a JVM.
 
     ``home`` has the root of the query, ``driver`` counts the requests of exporters.
     """

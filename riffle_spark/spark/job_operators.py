@@ -64,7 +64,7 @@ class JobOperators:
     def __init__(
         self, declared: Sequence[JobOperator], settings: Settings, source: WatermarkSource, weights: Weights
     ) -> None:
-        """Create the operators of a job. ``weights`` tells whether rows are counted by source partition."""
+        """Create the operators of a job. ``weights`` decides whether rows are counted by source partition."""
         self.declared = declared
         self.current: list[Operator] = []
         self._settings = settings
@@ -136,7 +136,7 @@ def _with_key_names(initial: DataFrame, operator: Operator) -> DataFrame:
 
 
 def _key_name(name: str, keys: Sequence[str], *, case_sensitive: bool) -> str:
-    """Return the element of ``keys`` that is the same name to Spark, or ``name`` itself."""
+    """Return the element of ``keys`` that Spark treats as the same name, or ``name`` itself."""
     return next((key for key in keys if is_same_name(key, name, case_sensitive=case_sensitive)), name)
 
 

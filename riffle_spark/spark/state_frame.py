@@ -36,7 +36,7 @@ def state_frame(  # noqa: PLR0913 - one argument for each thing that may be chos
     """Return a frame with the state of a store, or with its changes between two batches.
 
     The rows have the columns of ``read_state`` (docs/read-state.md). All tasks read the version that was the newest, or
-    was chosen, when this function was called. A frame may be used as long as this version is retained.
+    was chosen, when this function was called. A frame may be used while this version is retained.
 
     Args:
         spark: the session.
@@ -49,8 +49,8 @@ def state_frame(  # noqa: PLR0913 - one argument for each thing that may be chos
         key_groups: only the rows of these key-groups.
         changes: the first and the last batch of a change feed, both inclusive; ``None`` for the newest. The frame then
             has the columns ``batch_id`` and ``change_type`` (``update`` or ``delete``) in place of ``version``.
-        options: how to reach the object store. By default as ``spark.riffle.*`` of the session and ``conf/riffle.toml``
-            say.
+        options: how to reach the object store. By default as set in ``spark.riffle.*`` of the session and in
+            ``conf/riffle.toml``.
         encryption_keys: the setting of the same name. The executors read the keys from the same source.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a frame of state reads: the options of the data source ``riffle_state``, and the pieces for Spark's tasks.
+"""The request of a frame of state: the options of the data source ``riffle_state``, and the pieces for Spark's tasks.
 
 Spark calls a data source in Python processes without a session, so nothing here uses one.
 """
@@ -40,7 +40,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class StateRequest:
-    """What to read of a root.
+    """A request to read state of a root.
 
     ``json_keys`` are JSON values of keys (``table_of_keys``). ``first_batch`` and ``last_batch`` are those of a change
     feed. Without a last batch it ends with the newest one.
@@ -127,9 +127,11 @@ def parse_options(options: Mapping[str, str]) -> StateRequest:
     """
     names = {name.lower(): name for name in _OPTIONS}
     values = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
-    others = {name: value for name, value in options.items() if name.lower() not in names}
-    check_known("option", others, [*_OPTIONS, *Settings.__dataclass_fields__], source="the options of riffle_state")
-    settings = from_sources(None, {f"{CONF_PREFIX}{name}": value for name, value in others.items()})
+    store_options = {name: value for name, value in options.items() if name.lower() not in names}
+    check_known(
+        "option", store_options, [*_OPTIONS, *Settings.__dataclass_fields__], source="the options of riffle_state"
+    )
+    settings = from_sources(None, {f"{CONF_PREFIX}{name}": value for name, value in store_options.items()})
     if "path" not in values:
         raise _wrong_value_error("path", None, "Set it, or pass the root to load().")
     return StateRequest(

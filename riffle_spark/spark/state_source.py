@@ -46,7 +46,7 @@ class StateSource(DataSource):
         return ChangesReader(replace(request, last_batch=None))
 
     def _request(self) -> StateRequest:
-        """Return what the options ask for."""
+        """Return the request in the options."""
         return parse_options(dict(self.options))
 
 
@@ -65,7 +65,7 @@ class StateReader(DataSourceReader):
         return iter(()) if partition is None else read_pieces([partition.value])
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Pickle the request without what it has opened."""
+        """Pickle the request without its open objects."""
         return {"_request": replace(self._request)}
 
 
@@ -105,5 +105,5 @@ class ChangesReader(DataSourceStreamReader):
         return read_pieces([partition.value])
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Pickle the request without what it has opened."""
+        """Pickle the request without its open objects."""
         return {"_request": replace(self._request)}

@@ -23,8 +23,8 @@ def take_census(order: CensusOrder, executor: str) -> Census:
 
     The rack is ``RIFFLE_RACK`` of the environment. Each variable ``RIFFLE_TAG_<NAME>`` is a tag ``<name>``.
 
-    Removes copies that are not whole, files that dead processes left, and files that the listed keys do not open.
-    Folders of other roots are not touched. A failure is reported in ``error``. So is a disk that refuses a small file,
+    Removes incomplete copies, files of dead processes, and files that the listed keys cannot decrypt. Folders of other
+    roots are not touched. A failure is reported in ``error``. A disk that refuses a small file is a failure too,
     because slots there would fail batches.
     """
     rack = os.environ.get(_RACK) or None

@@ -50,7 +50,7 @@ def run_with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Ru
     letters = _letters(order, rows.filter(pa.array(is_dead)), touched.codes[is_dead], touched, failed)
     nothing = [pa.nulls(len(letters), field.type) for field in without_letters(output.schema)]
     output = pa.concat_tables([output, pa.table([*nothing, letters], schema=output.schema)])
-    # The error's class alone, because its text may contain a row's values, and the driver logs this.
+    # Only the error's class, because the driver logs this text, and the error's own text may contain values of rows.
     return result._replace(output=output, dead=DeadRows(len(letters), failed[min(failed)].error))
 
 
@@ -93,7 +93,7 @@ class _Trials:
         """
         if len(keys) <= 1:
             return {int(key): Failure.of(failed.__cause__ or failed) for key in keys}
-        self.run(keys[:0])  # raises an error that no row causes before each key is tried
+        self.run(keys[:0])  # an error that no row causes is raised here, before single keys are tried
         half = len(keys) // 2
         return {**self.run(keys[:half])[0], **self.run(keys[half:])[0]}
 

@@ -1,4 +1,4 @@
-"""Due keys in stores of columns: they are passed to the computation once, and deleted unless it keeps them."""
+"""Process the due keys of stores of columns: pass each to the computation once, and delete it unless it is kept."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,9 +72,10 @@ def with_expired(
 def _count_forgotten(
     changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int], until_ms: int
 ) -> tuple[int, dict[int, int]]:
-    """Return how many keys are due by ``until_ms`` in changed key-groups, and the time from which to search each next.
+    """Return how many keys are due by ``until_ms`` in changed key-groups, and by key-group the start of its next
+    search.
 
-    The computation forgets due keys on its own. ``first_ms`` has the time from which to search each key-group now.
+    The computation needs no call for due keys. ``first_ms`` has by key-group the start of this search.
     """
     changed = {key_group for key_group, _, _ in spans_of(changes.key_groups)}
     due = [

@@ -1,6 +1,6 @@
 """Write the first version of a store on an executor: a snapshot per key-group, of rows that no batch computed.
 
-A task gets the rows of its key-groups, one key-group after the other. It holds the rows of one key-group at a time.
+A task gets the rows of one key-group after the other. Its memory holds one key-group at a time.
 """
 
 import uuid
@@ -25,7 +25,7 @@ ToState: TypeAlias = Callable[[StoreSchema, pa.Table], tuple[pa.Table, int]]
 def write_key_groups(
     order: FirstVersionOrder, to_state: ToState, batches: Iterator[tuple[int, pa.Table]]
 ) -> Iterator[WrittenKeyGroup]:
-    """Write the snapshot of each key-group in ``batches``, and yield what was written.
+    """Write the snapshot of each key-group in ``batches``, and yield its id and figures.
 
     ``batches`` are pairs of key-group and rows; equal key-groups are adjacent. Raises ``ConfigError`` for two rows
     with the same key, and ``CorruptStateError`` for rows of another key-group.
@@ -81,7 +81,7 @@ def _check_unique(schema: StoreSchema, state: pa.Table) -> None:
 def _write(
     order: FirstVersionOrder, schema: StoreSchema, key_group: int, state: pa.Table, state_rows: int
 ) -> WrittenKeyGroup:
-    """Put the snapshot of a key-group, and return what was written."""
+    """Put the snapshot of a key-group, and return its id and figures."""
     attempt = f"{order.epoch}-{uuid.uuid4().hex}"
     rows = schema.sealed(state)
     snapshot_id = paths.snapshot_id(order.version, attempt)

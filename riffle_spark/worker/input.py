@@ -23,7 +23,7 @@ _CHECKED_KEYS = 256
 _GROUP_BITS = 15
 """Bits of a key-group's number: there are at most 32,768 key-groups."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number, so that the same key in several shards gets distant marks."""
+"""An odd factor of the key-group. It gives equal keys in different shards very different marks."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LARGEST = 2**63 - 1
 
@@ -53,15 +53,15 @@ class KeysOfStores:
     """The distinct keys of a slot's rows for one store after the other. Stores with the same keys share them."""
 
     def __init__(self) -> None:
-        self._found: tuple[tuple[object, ...], pa.Table, TouchedKeys] | None = None
+        self._previous: tuple[tuple[object, ...], pa.Table, TouchedKeys] | None = None
 
     def find(self, order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
-        """Return what ``find_touched_keys`` returns, without computing it again for the keys of the store before."""
+        """Return the touched keys of a store. Reuse those of the previous store if both have the same keys."""
         routing = (order.key, order.routing, order.total, order.slots[slot], order.by_key, order.keyless)
         routed = rows.select([KEY_GROUP, HASH, *order.key])
-        if self._found is None or self._found[0] != routing or not self._found[1].equals(routed):
-            self._found = (routing, routed, find_touched_keys(order, slot, rows))
-        return self._found[2]
+        if self._previous is None or self._previous[0] != routing or not self._previous[1].equals(routed):
+            self._previous = (routing, routed, find_touched_keys(order, slot, rows))
+        return self._previous[2]
 
 
 def find_touched_keys(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
@@ -111,7 +111,7 @@ def _without_rows(order: Order, slot: int) -> TouchedKeys:
     """Return the only key of an aggregate without grouping if it belongs to this slot, else no key."""
     values = {name: pa.array([0 if name in order.routing else None], order.rows.field(name).type) for name in order.key}
     keys = pa.table(values)
-    hashes = keygroups.key_hashes(keys.columns)  # a null does not change a hash
+    hashes = keygroups.key_hashes(keys.columns)  # a null does not change the hash
     key_groups = (hashes.view(np.int64) % order.total).astype(np.int32)
     own = np.isin(key_groups, list(order.slots[slot]))
     codes = np.empty(0, dtype=np.int64)

@@ -30,7 +30,7 @@ _folders: dict[tuple[Path, str], Folder] = {}
 _manifests: dict[tuple[str, str, int], Manifest] = {}
 _keys: dict[str, tuple[str, Keys]] = {}
 _cleaned_for: dict[Path, frozenset[tuple[str, bytes]]] = {}
-"""By folder, the list of keys for which unreadable files were removed."""
+"""The list of keys by folder, as of the last removal of unreadable files."""
 _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 LOCAL_EXECUTOR = "driver"
 """Spark's id of the executor in local mode. It is also used if ``/proc`` cannot be read."""
@@ -41,7 +41,7 @@ _FLAG = b"--executor-id"
 def folder_of(home: Home, executor: str) -> Folder:
     """Return this executor's folder for the root. Claim a folder if it has none yet.
 
-    If keys were purged, remove the folders from before that on this disk, so that no file there has the keys.
+    After a purge of keys, remove the older folders on this disk, because their files may still have these keys.
     """
     local_dir = Path(home.local_dir or default_local_dir(executor_environment()))
     base = local_dir / _base_name(home)
@@ -55,7 +55,7 @@ def folder_of(home: Home, executor: str) -> Folder:
 
 
 def _base_name(home: Home) -> str:
-    """Return the name of the folder below ``local_dir`` that has the folders of all members. A purge changes it."""
+    """Return the name of the folder below ``local_dir`` for the folders of all members. Each purge changes it."""
     name = f"{root_id(home.root)}-{home.log_id[:12]}"
     return f"{name}-{home.purged}" if home.purged else name
 
@@ -63,7 +63,7 @@ def _base_name(home: Home) -> str:
 def remove_copies(local_dir: Path, root: str, keep: Path | None = None) -> list[Path]:
     """Remove all local copies of a root below ``local_dir`` except the folder ``keep``.
 
-    Return the folders that are still there, because a process uses them or the disk refuses.
+    Return the folders that could not be removed, because a process uses them or the disk refuses.
     """
     remaining: list[Path] = []
     for base in sorted(path for path in local_dir.glob(f"{root_id(root)}-*") if path != keep and is_private(path)):
@@ -115,9 +115,9 @@ def keys_in(source: str | None, region: str | None) -> Keys | None:
 
 
 def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) -> list[Address]:
-    """Remove local files with a key, or ``plain``, that is no longer listed; return the copies that used them.
+    """Remove local files whose key (or ``plain``) is no longer listed. Return the copies that used them.
 
-    Checks all files once, and again if the list has changed or with ``anew``.
+    Checks all files once, again if the list of keys has changed, and always with ``anew``.
     """
     if keys is None or (not anew and _cleaned_for.get(folder.path) == keys.fingerprint):
         return []

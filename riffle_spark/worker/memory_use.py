@@ -6,14 +6,14 @@ from pathlib import Path
 
 _SYSTEM = Path("/")
 _NO_LIMIT = 1 << 60
-"""A control group without a limit has about this value, or a word."""
+"""A control group of version 1 without a limit has about this limit. Version 2 has a word instead of a number."""
 
 
 def memory_use(system: Path = _SYSTEM) -> tuple[int, int]:
     """Return the bytes that this process uses, and the bytes that are left to it.
 
-    The latter are limited by the machine, the container and the process's limit on its address space. Reclaimable file
-    pages count as left. Both are 0 if the system does not provide them.
+    The machine, the container and the limit on the process's address space bound the second number. It includes file
+    pages that can be reclaimed. Both are 0 if the system does not provide them.
     """
     try:
         addresses, used = (int(pages) * resource.getpagesize() for pages in _words(system, "proc/self/statm")[:2])
@@ -39,7 +39,10 @@ def _number_after(words: list[bytes], name: bytes) -> int:
 
 @functools.cache
 def _control_groups(system: Path) -> tuple[tuple[int, str, str, bytes], ...]:
-    """Return each control group that limits this process: limit, usage file, statistics file, name of reclaimable."""
+    """Return each control group that limits this process.
+
+    Each has the limit, the usage file, the statistics file, and the name of reclaimable bytes in this file.
+    """
     groups = []
     for line in (system / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

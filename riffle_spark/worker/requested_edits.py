@@ -1,4 +1,4 @@
-"""Make the change of state that a request names, in the driver's process."""
+"""Change state as an operator has requested. Runs in the driver's process."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ def edit_by_request(
             remedy="Run the command again. It shows what does not fit.",
             where=store,
             id="RIFFLE-1606",
-        ) from None  # its text may have the key
+        ) from None  # the error's text may contain the key
     key_groups = touched_key_groups(schema, keys, tail.total, tail.dispatch, manifest)
     edited = edit_state(
         StoredState(objects, keys_of(home), manifest),

@@ -83,8 +83,8 @@ def sort_by_declared_order(order: Order, rows: pa.Table) -> pa.Table:
     """Return the rows sorted by the order's ``order_by`` columns, if there are any. The sort is stable."""
     if not order.order_by or rows.num_rows == 0:
         return rows
-    by = [(name, "ascending") for name in order.order_by]
-    return rows.sort_by(by)
+    sort_keys = [(name, "ascending") for name in order.order_by]
+    return rows.sort_by(sort_keys)
 
 
 def run_on_blocks(
@@ -164,7 +164,7 @@ def run_on_due(
     watermark_ms: int | None,
     timed: Timed,
 ) -> CallResult:
-    """Call the computation with due keys, at once or per key-group as for rows. Keys it does not keep are deleted.
+    """Call the computation with the due keys, once or per key-group as for rows. Delete the keys that it does not keep.
 
     ``state`` has the state of each due key. ``timed`` wraps each call.
     """
@@ -188,7 +188,7 @@ def run_on_due(
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]], has_state: BoolArray) -> CallResult:
-    """Return the joined updates of several calls. Each update comes with the index of its first key.
+    """Return the joined updates of several calls. Each update has the index of its first key.
 
     Results have the columns of the order's output, and states those of ``state_schema``. ``has_state`` marks the keys
     with stored state.
@@ -427,7 +427,7 @@ def _ranks(owners: block.IndexArray) -> npt.NDArray[np.int64]:
 
 
 def _element_timers(columns: ElementColumns, update: block.ElementUpdate) -> dict[int, int | None]:
-    """Return when the first remaining element of each key-group is due, ``None`` for never."""
+    """Return the due time of the first remaining element of each key-group, ``None`` for never."""
     first = {int(key_group): NEVER_MS for key_group in np.unique(columns.key_groups)} | dict(columns.next_ms)
     for new in update.added.values():
         key_groups, codes = np.unique(columns.key_groups[new.owners], return_inverse=True)

@@ -100,7 +100,7 @@ def seal(
     """Return the delta of an attempt. The output rows are last in it, if the order seals them.
 
     ``due`` names the due column, and ``keys`` encrypt the rows. The state of the key-groups in ``lost`` was lost. They
-    get a part even without changed rows, so that older copies of their state are behind it and are not used.
+    get a part even without changed rows. So older copies of their state are not at the newest head, and are not used.
 
     Small changes are one block. Larger changes have a part per key-group. Parts that the same member will read are
     adjacent, so that one ranged GET reads them all.

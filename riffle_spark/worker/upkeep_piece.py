@@ -56,7 +56,7 @@ def run_upkeep(
 
 
 class _Piece:
-    """One piece of upkeep, and the content of its future receipt."""
+    """One piece of upkeep, which collects the fields of its receipt."""
 
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
         """Create a piece of upkeep. ``random_bytes`` names snapshots, ``budget`` limits time and fetched bytes."""
@@ -247,7 +247,7 @@ class _Piece:
         self.errors.append(f"{address[0]}, key-group {address[1]}: {error}")
 
     def receipt(self, seconds: float) -> UpkeepReceipt:
-        """Return the receipt of the piece, which took ``seconds``."""
+        """Return the receipt of the piece. ``seconds`` is the time that it took."""
         return UpkeepReceipt(
             self._executor,
             copies=tuple((*address, *head) for address, head in self._copies.items()),

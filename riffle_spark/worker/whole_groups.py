@@ -96,7 +96,7 @@ def _limit_bytes(table: pa.Table, spans: Spans, stacks: Mapping[int, OpenStack])
     changes.
     """
     changed_bytes = table.nbytes / table.num_rows
-    bytes_per_row: dict[int, float] = {}  # by id() of the rows, because many key-groups share the rows of a block
+    bytes_per_row: dict[int, float] = {}  # keyed by id() of the rows, because many key-groups share the rows of a block
     chosen: list[tuple[int, int, int]] = []
     total = 0.0
     for span in spans:

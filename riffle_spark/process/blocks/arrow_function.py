@@ -140,7 +140,7 @@ class ArrowFunction:
     expired_argument_count: int = 0
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the function may read any column
-        """Declare the state and output columns that the user gave.
+        """Declare the user's state and output columns.
 
         Raises ``ConfigError`` if names repeat or there is no state column.
         """
@@ -191,7 +191,7 @@ class ArrowFunction:
         return Update(output, changed, new_state.select(self.state.names), removed[batch.has_state[removed]])
 
     def expire_keys(self, batch: Batch) -> Update:
-        """Delete expired keys, after a call of the user's function for expired keys, if there is one.
+        """Call the user's function for expired keys, if there is one, and delete the keys.
 
         Raises ``UserFunctionError`` like ``__call__``.
         """
@@ -233,7 +233,7 @@ def _make_context(batch: Batch) -> Context:
 
 
 def _result_shape_error(returned: object, expected: str, where: str) -> UserFunctionError:
-    """Return the error for a user's function that returned something else than ``expected``, a text."""
+    """Return the error for a user's function that did not return what the text ``expected`` describes."""
     shape = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
     return UserFunctionError(
         f"The function returned {shape}.",
@@ -244,8 +244,8 @@ def _result_shape_error(returned: object, expected: str, where: str) -> UserFunc
 
 
 def _find_keys(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> IndexArray:
-    """Return for each row of ``keys``, which the user's function returned, its index among the batch's keys
-    (``encoded``).
+    """Return the index of each row of ``keys`` among the batch's keys (``encoded``). The user's function returned
+    ``keys``.
 
     Raises ``UserFunctionError`` for a key that is not among them or is repeated. ``table`` names the returned table.
     """

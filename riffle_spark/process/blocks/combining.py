@@ -1,10 +1,10 @@
 """Combine the rows of a key before the shuffle, so that a hot key does not send each of its rows to one slot.
 
 Theory of operation. Spark groups the rows of each input partition by key, as its own partial aggregation does. A slot
-then gets one row per key and partition, with one column per ``CombinedColumn`` and a column with the number of rows.
-Only functions whose result does not depend on the order of rows are combined, so results are the same with and without.
+then gets one row per key and partition, with one column per ``CombinedColumn`` and a column with the number of rows. A
+function is combined only if its result does not depend on the order of rows, so combining changes no result.
 
-A sum of int64 may exceed int64 in between although the final sum fits. So the upper and the lower 32 bits of the values
+A partial sum of int64 may exceed int64 although the final sum fits. So the upper and the lower 32 bits of the values
 are summed as two columns. ``decode_rows`` adds them up again. A row whose sum does not fit becomes several rows.
 """
 

@@ -102,8 +102,8 @@ def fold_by_sorting(old: pa.Array, codes: IndexArray, values: pa.Array, order: s
     """Return per key the first value of an ``ascending`` or ``descending`` sort, with nulls last."""
     all_values = pa.concat_arrays([old, values])
     key = np.concatenate([np.arange(len(old), dtype=np.int64), codes])
-    by = [("key", "ascending"), ("value", order)]
-    places = pc.sort_indices(pa.table({"key": key, "value": all_values}), sort_keys=by).to_numpy()
+    sort_keys = [("key", "ascending"), ("value", order)]
+    places = pc.sort_indices(pa.table({"key": key, "value": all_values}), sort_keys=sort_keys).to_numpy()
     is_first = np.diff(key[places], prepend=-1) != 0
     return all_values.take(pa.array(places[is_first]))
 

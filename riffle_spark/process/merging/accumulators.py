@@ -108,7 +108,7 @@ class Count(Accumulator):
 
 @dataclass(frozen=True, slots=True)
 class CombinedCount(Accumulator):
-    """The sum of the counts of combined rows: what ``Count`` returns for the rows that were combined."""
+    """The sum of the counts of combined rows. It equals ``Count`` of the original rows."""
 
     def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:  # noqa: ARG002
         """Return one int64 column, the count, for every input type."""

@@ -268,7 +268,7 @@ def _combined_function(accumulator: Accumulator, rows: pa.Schema) -> CombinedFun
 
 
 def _unused_name(source: str, function: str, taken: Collection[str]) -> str:
-    """Return a name for a combined column: that of its source, or if it is taken with the function and a number."""
+    """Return a name for a combined column: the name of its source. If it is taken, append the function and a number."""
     names = [source, f"{source} {function}", *(f"{source} {function} {number}" for number in range(len(taken)))]
     return next(name for name in names if name.lower() not in taken)
 
@@ -302,7 +302,7 @@ def _check_input_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> p
 
 
 def _check_unique(names: list[str], table: str) -> None:
-    """Raise ``ConfigError`` if a column name is repeated. ``table`` says in the error whose columns these are."""
+    """Raise ``ConfigError`` if a column name is repeated. ``table`` names the table in the error."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         # Cause: aggregate stores a mean in the columns NAME_sum and NAME_count, and a count or sum in NAME.

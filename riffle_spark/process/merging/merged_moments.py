@@ -1,8 +1,8 @@
 """Aggregate functions made of moments about a mean: variance, standard deviation, skewness, kurtosis, covariance,
 correlation and regression.
 
-All parts of a group, its rows and its old state, are merged at once: first their common mean, then what each part
-contributes about it (Chan, Golub, LeVeque 1979; Pébay 2008). The mean is computed relative to one part's own mean, not
+All parts of a group, its rows and its old state, are merged at once: first their common mean, then the moments of each
+part about this mean (Chan, Golub, LeVeque 1979; Pébay 2008). The mean is computed relative to one part's own mean, not
 to zero. So equal numbers have a variance of exactly zero, and large numbers lose no digits.
 """
 
@@ -50,7 +50,7 @@ class MergedMoments(MergeFunction):
 
 
 def _shift_moment(order: int, part_moments: Sequence[Floats], powers: Sequence[Floats]) -> Floats:
-    """Return the moment of this order of each part about another point.
+    """Return the moment of each part about another point. ``order`` is the order of the moment.
 
     ``powers`` holds the powers of the distance to that point.
     """

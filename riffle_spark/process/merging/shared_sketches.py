@@ -36,8 +36,8 @@ class HashSketch(MergeFunction):
     """HllSketchAgg: a sketch in the library's bytes; null before the first value.
 
     A row's buffer is the two words of its value's hash. A hash becomes a *coupon*: 26 bits that name a register, and
-    above them its rank. The bytes of a sketch with few coupons are a header and the coupons. So the coupons of a batch
-    are given to the library as sketches, not one by one.
+    above them its rank. The bytes of a sketch with few coupons are a header and the coupons. So the library gets the
+    coupons of a batch as sketches, not one by one.
     """
 
     register_bits: int
@@ -152,7 +152,7 @@ def _unite_sketches(
     """Return the union of each group's old sketch and new sketches. ``owners`` has the group of each new sketch, in
     ascending order.
 
-    With ``are_own`` the sketches were made here, so a single sketch needs no check.
+    With ``are_own`` this module made the sketches, so a single sketch needs no check.
     """
     library = import_sketches_library()  # A missing library must fail the first batch, not the first union.
     touched, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
@@ -173,7 +173,8 @@ def _unite_sketches(
 def _set_out_of_order(sketch: bytes) -> bytes:
     """Return a sketch with registers with its out-of-order flag set.
 
-    The library estimates from the order of values, and coupons of a batch are given without their order.
+    Without the flag the library estimates from the order of values, but it gets the coupons of a batch without their
+    order.
     """
     has_registers = sketch[7] & 3 == _REGISTERS
     return sketch[:5] + bytes((sketch[5] | _OUT_OF_ORDER,)) + sketch[6:] if has_registers else sketch

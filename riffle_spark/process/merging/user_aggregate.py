@@ -116,9 +116,9 @@ class MergedByUser(MergeFunction):
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
         """Call the user's ``merge`` with the states, and return the merged state of each group."""
         has_state = are_valid(states[0])
-        others = pa.Table.from_struct_array(states[0].filter(pa.array(has_state)))
+        further_states = pa.Table.from_struct_array(states[0].filter(pa.array(has_state)))
         initial = self._state_or_initial(pa.nulls(groups.size, states[0].type))
-        return [self._check_state(self._call_method("merge", initial, others, groups.codes[has_state]), groups)]
+        return [self._check_state(self._call_method("merge", initial, further_states, groups.codes[has_state]), groups)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
         """Call the user's ``finish``, and return the result of each group."""

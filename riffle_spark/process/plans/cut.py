@@ -84,7 +84,7 @@ class LatestRows:
 
     @property
     def condition(self) -> str:
-        """The filter that stands for this table as SQL."""
+        """The SQL of the filter that marks this table."""
         return _sql_of_error(_CHANGES, f"latest {json.dumps([self.key, self.by])}")
 
 
@@ -111,7 +111,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class PlanPiece:
-    """A plan with holes for the results of stages. Until then a hole holds the node of its stage.
+    """A plan with holes for the results of stages. Until a result fills it, a hole holds the node of its stage.
 
     ``clocks`` are the positions of the nodes that read the current time.
     """

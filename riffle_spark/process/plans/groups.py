@@ -1,4 +1,4 @@
-"""The rows that a user's function gets: the columns that it sees, and their names in the rows."""
+"""The rows for a user's function: the columns that the function sees, and their names in the rows."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -213,7 +213,7 @@ _VOID: Final = re.compile(r"(^|:)void\b")
 def refusal_error(rule: str, query_text: str) -> ConfigError:
     """Return the error for something in a query that is not supported.
 
-    ``rule`` is the key in ``REFUSED``, ``query_text`` what the query calls it.
+    ``rule`` is the key in ``REFUSED``. ``query_text`` is the term as the query writes it.
     """
     refused = REFUSED[rule]
     return ConfigError(refused.problem, remedy=refused.remedy, where=query_text, id=refused.id)

@@ -178,7 +178,7 @@ class Processing:
     def _call(self, call: Callable[[], _Result], step: str) -> _Result:
         """Return the result of ``call``.
 
-        Raises the processor's error as an error of riffle_spark; ``step`` says in it what was called.
+        Raises the processor's error as an error of riffle_spark, in which ``step`` names the call.
         """
         try:
             return call()
@@ -196,7 +196,7 @@ class Processing:
 
     def _as_riffle_error(self, error: Exception, step: str) -> RiffleError:
         """Return riffle_spark's own errors unchanged, and all others (also a user's subclass) as ``UserFunctionError``.
-        ``step`` says what was called.
+        ``step`` names the call.
         """
         if isinstance(error, RiffleError) and type(error).__module__.startswith(_OWN_MODULES):
             return error

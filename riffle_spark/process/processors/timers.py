@@ -133,8 +133,8 @@ class DueTimers:
         return pieces
 
     def next_ms(self, cells: Mapping[str, Replaceable]) -> int | None:
-        """Return when the first stored timer or element is due that was not changed in this batch; ``None`` if
-        none is.
+        """Return the first due time of the stored timers and elements that this batch did not change; ``None`` without
+        any.
         """
         from_ms = self._from_ms
         count = 1

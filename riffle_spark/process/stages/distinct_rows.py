@@ -1,4 +1,4 @@
-"""De-duplication on a slot: the first row of each key passes. Others are dropped while the key is stored.
+"""De-duplication on a slot: the first row of each key passes. Further rows are dropped while the key is stored.
 
 The state of a key is the key itself, and within the watermark its due time: the time of the row that passed plus the
 delay. Expired keys are deleted without output.
@@ -34,8 +34,8 @@ class DistinctRows:
         spec = self.spec
         assert key.names == spec.keys.names, f"the key is {spec.keys.names}, not {key.names}"
         time_columns = [spec.time.column] if spec.time is not None else []
-        others = [name for name in spec.output.names if name not in key.names]
-        columns = tuple(dict.fromkeys([*others, *time_columns]))
+        payload_names = [name for name in spec.output.names if name not in key.names]
+        columns = tuple(dict.fromkeys([*payload_names, *time_columns]))
         assert set(columns) <= set(rows.names), f"of {columns} the rows have {rows.names}"
         state = pa.schema([(spec.due, pa.timestamp("us", "UTC"))] if spec.stores_due else [])
         mode: TimeMode = "None" if spec.due is None else "EventTime"

@@ -1,8 +1,8 @@
-"""Make the state of keys from rows, for the first version of a store that was not computed by batches.
+"""Make the state of keys from rows. It becomes the first version of a store, which no batch computed.
 
 Rows are either state rows already, or buffers of an aggregate: one row per group or session, as Spark's own state has
-them. Buffers of many rows merge as buffers of one row do. So the stage's own computation makes state of them, as if
-they were the input of a batch without earlier state.
+them. Buffers of many rows merge as buffers of one row do. So the stage's own computation makes the state, as from the
+input of a batch without earlier state.
 """
 
 from dataclasses import dataclass, replace

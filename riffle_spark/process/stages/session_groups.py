@@ -166,8 +166,8 @@ class _Sessions:
         sessions = _Sessions(joined.owners, pa.table([*interval_columns, *state.columns], schema=self.table.schema))
         has_rows = np.bincount(batch.codes, minlength=batch.keys.num_rows) > 0
         updated = int(np.count_nonzero(has_rows[joined.owners]))
-        kept = int(np.count_nonzero(joined.starts[joined.codes[:open_count]] == starts[:open_count]))
-        return sessions, StateRows(size - kept, updated, open_count - kept)
+        unchanged_starts = int(np.count_nonzero(joined.starts[joined.codes[:open_count]] == starts[:open_count]))
+        return sessions, StateRows(size - unchanged_starts, updated, open_count - unchanged_starts)
 
 
 def _flatten_lists(lists: pa.Array, owners: IndexArray) -> pa.Array:

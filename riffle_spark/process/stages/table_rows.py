@@ -66,8 +66,10 @@ class TableRows:
         if table.num_rows == stored_count:
             return places
         order_by = self.spec.order_by
-        others = [field.name for field in table.schema if field.name not in order_by and is_ordered(field.type)]
-        return np.lexsort((_rank_rows(table, others), places >= stored_count, _rank_rows(table, order_by)))
+        further_columns = [
+            field.name for field in table.schema if field.name not in order_by and is_ordered(field.type)
+        ]
+        return np.lexsort((_rank_rows(table, further_columns), places >= stored_count, _rank_rows(table, order_by)))
 
     def _join_rows(self, rows: pa.Table, places: IndexArray, table: pa.Table) -> pa.Table:
         """Return rows of the stream, each joined with the row of ``table`` at its place; -1 for no match."""

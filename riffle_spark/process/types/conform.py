@@ -32,7 +32,7 @@ def call_user_function(function: Callable[..., object], arguments: tuple[object,
 def user_error(subject: str, error: Exception, step: str, where: str) -> UserFunctionError:
     """Return the ``UserFunctionError`` for an error of the user's code or of a conversion for it.
 
-    ``subject`` is the user's code, such as ``processor``. ``step`` says what was called.
+    ``subject`` is the user's code, such as ``processor``. ``step`` names the call.
     """
     if isinstance(error, NotText):
         # Cause: A value cannot be converted to Python or pandas, for example a string that is not UTF-8.

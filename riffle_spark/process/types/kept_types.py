@@ -1,4 +1,4 @@
-"""Check that state can keep a Spark type at the position of a column.
+"""Check that state can store columns of a Spark type, as values or as keys.
 
 Types are read from Spark's JSON. An error names the user's column, the type as Spark writes it, and the remedy.
 """
@@ -63,7 +63,7 @@ def find_type_remedy(name: str, path: str, position: Position) -> str | None:
 
 
 def _find_reason(name: str, position: Position) -> str | None:
-    """Return which remedy applies to a type that state cannot keep at this position; ``None`` if it can."""
+    """Return the reason why state cannot store a type at this position; ``None`` if it can."""
     collation = _COLLATED.fullmatch(name)
     if collation is not None:
         is_plain = position == "value" or collation[1].upper() == _BINARY

@@ -47,9 +47,9 @@ def install_remedy(*requirements: str) -> str:
 
 
 def failure_hint(error: BaseException) -> str:
-    """Return the end of the remedy for an error that user code raised on an executor.
+    """Return the last sentences of the remedy for an error that user code raised on an executor.
 
-    It says how to make a missing module available, and that nothing was committed.
+    They explain how to make a missing module available, and that nothing was committed.
     """
     module = error.name if isinstance(error, ModuleNotFoundError) else None
     module_hint = f"{missing_module_remedy(module)} " if module else ""

@@ -177,7 +177,9 @@ class JoinSide:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of a column of the left row with one of the right row, by an Arrow function (``less_equal``)."""
+    """A comparison between a column of the left row and a column of the right row, by an Arrow function
+    (``less_equal``).
+    """
 
     left: str
     function: str

@@ -1,6 +1,6 @@
-"""Hold what differs between the lines of Spark. One module per line defines the same names.
+"""The differences between the lines of Spark. Each line has a module, and all modules define the same names.
 
-No other code asks for Spark's version.
+No other code depends on Spark's version.
 """
 
 from typing import TYPE_CHECKING

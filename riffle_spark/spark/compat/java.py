@@ -15,7 +15,7 @@ _logger = logging.getLogger("riffle_spark")
 def looked_up(jvm: Any, name: str, member: str = "") -> Any:
     """Return a class of the JVM by its full name, or its static ``member``. Each is looked up once per JVM.
 
-    Py4J asks the JVM for each part of a dotted name, and Spark then searches its jars.
+    Py4J makes a call to the JVM for each part of a dotted name, and Spark then searches its jars.
     """
     cache = cache_of(jvm)
     if (name, member) not in cache:
@@ -45,7 +45,7 @@ def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
 
 @lru_cache(maxsize=1)
 def cache_of(jvm: Any) -> dict[object, Any]:  # noqa: ARG001 - the key of the cache
-    """Return the dictionary of everything that was looked up in a JVM. It may be extended."""
+    """Return the cache of a JVM's looked-up classes and members. Callers may add entries."""
     return {}
 
 
@@ -69,7 +69,7 @@ def kind(node: Any) -> str:
 
 
 def checked(node: Any, name: str) -> Any:
-    """Return a plan node. Raise ``LookupError`` if it is of another class."""
+    """Return a plan node. Raise ``LookupError`` unless ``name`` is its class."""
     if kind(node) != name:
         raise LookupError(f"the plan is a {kind(node)}")
     return node
@@ -100,7 +100,7 @@ def scala_seq(jvm: Any, items: list[Any]) -> Any:
 
 
 def opened_field(jvm: Any, class_name: str, field_name: str) -> Any:
-    """Return a private field of a class, as one that can be read and set."""
+    """Return a private field of a class, made readable and writable."""
     cache = cache_of(jvm)
     if ("field", class_name, field_name) not in cache:
         java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)

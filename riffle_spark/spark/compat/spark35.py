@@ -176,7 +176,7 @@ def kept_without_rows(frame: DataFrame) -> DataFrame:
 
 
 def progress_of(progress: dict[str, Any]) -> Any:
-    """Return a batch's progress as the ``StreamingQuery`` of PySpark 3.5 does: the values of Spark's JSON."""
+    """Return a batch's progress in the form of PySpark 3.5's ``StreamingQuery``: the values of Spark's JSON."""
     return progress
 
 

@@ -67,7 +67,7 @@ LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 PARTITION_METRICS: Final[tuple[str, ...]] = ()
 """The metrics of a state operator that hold the number of its partitions. Since Spark 4 it has no such metric."""
 RAISED: Final = "[USER_RAISED_EXCEPTION] "
-"""What precedes the text of ``raise_error`` in Spark's message."""
+"""The text before that of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 """The optimiser's rules that replace functions such as ``count_if`` by others."""
 TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True, "coerce_temporal_nanoseconds": True}

@@ -16,11 +16,11 @@ _GATE_LOOK_SECONDS = 0.2
 _AGAIN_MS = 1_000
 _LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 600.0
-"""An alarm rechecks the clock at this interval, because the clock may be set."""
+"""An alarm rechecks the clock at this interval, because someone may set the clock."""
 
 
 def _warn(work: str, error: BaseException) -> None:
-    """Log an error of background ``work`` with its traceback, because otherwise the thread would end silently."""
+    """Log an error of background ``work`` with its traceback. Otherwise the thread would end silently."""
     # Cause: A background thread raised an error. Batches continue.
     _logger.warning(
         "[RIFFLE-0273] %s failed with %r and is retried later.\n"
@@ -44,7 +44,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def seconds(self) -> float:
-        """Return the seconds of a clock that never goes backwards."""
+        """Return the seconds of a monotonic clock."""
         return time.perf_counter()
 
 

@@ -10,7 +10,7 @@ Grouping saves nothing if most keys are different. So the previous batch decides
 1. Slots count how many rows combining would leave (``Receipt.combined_rows``). If the rows are combined, this is the
    number of rows that they got.
 2. Combining starts if it would remove at least 40 % of the rows, and ends if it removes less than 30 %. If it removes a
-   third, it takes as long as it saves.
+    third, it costs as much time as it saves.
 3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. This module sizes
    the fast map for the rows that a partition had after combining, up to a million. If there are more, combining starts
    at two thirds of the rows, and ends below one half.
@@ -48,7 +48,7 @@ _FAST_KEY_BITS: Final = 20
 _DEFAULT_KEY_BITS: Final = 16
 _KEY_BITS: Final = "spark.sql.codegen.aggregate.fastHashMap.capacityBit"
 _BATCHES_PER_COUNT: Final = 32
-"""The number of input partitions is read again after so many batches."""
+"""The number of batches after which the number of input partitions is read again."""
 _IS_KEY_TYPE: Final = (
     types.is_signed_integer,
     types.is_string,
@@ -61,7 +61,9 @@ _IS_KEY_TYPE: Final = (
 
 
 class _Shares(NamedTuple):
-    """Combining starts if at most ``start`` of the rows remain, and goes on while at most ``end`` of them remain."""
+    """Combining starts if at most the share ``start`` of the rows remains. It continues while at most the share ``end``
+    remains.
+    """
 
     start: float
     end: float

@@ -98,8 +98,8 @@ def partition_racks(
 ) -> dict[tuple[str, int], tuple[str, ...]]:
     """Return the racks of all replicas by (topic, partition), without duplicates and sorted.
 
-    Kafka's Java client asks with the options of the source, so it logs in and encrypts as the source does. It waits at
-    most ``seconds`` for each answer. Partitions are left out, with a warning, if Kafka cannot be reached, refuses the
+    Kafka's Java client has the options of the source, so it logs in and encrypts as the source does. It waits at most
+    ``seconds`` for each answer. Partitions are left out, with a warning, if Kafka cannot be reached, refuses the
     credentials or lacks the topic.
     """
     try:
@@ -129,7 +129,7 @@ def _open_admin(jvm: Any, source: KafkaSource, seconds: float) -> Any:
         if name.startswith(_KAFKA):
             properties.put(name.removeprefix(_KAFKA), value)
     for admin_class in _ADMIN_CLASSES:
-        with suppress(TypeError):  # Py4J takes a class that does not exist for a package
+        with suppress(TypeError):  # Py4J treats the name of a missing class as a package
             return handles.looked_up(jvm, admin_class, "create")(properties)
     raise LookupError("Kafka's client is not on the driver's class path.")
 

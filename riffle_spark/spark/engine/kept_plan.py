@@ -50,7 +50,7 @@ _ROWS = "LogicalRDD"
 _MAX_FUNCTION_BYTES = 1 << 20
 """PySpark broadcasts larger functions."""
 TRIES = 3
-"""After so many failures in a row, a plan is no longer kept."""
+"""The number of failures in a row after which a plan is no longer kept."""
 _logger = logging.getLogger("riffle_spark")
 T = TypeVar("T")
 
@@ -242,10 +242,10 @@ class _KeptPlan:
         projection, places = _find_slot_columns(above)
         columns = above[projection].projectList()
         slot = columns.apply(places[0])
-        by = handles.scala_seq(handles.context(self._spark)._jvm, [slot.toAttribute()])
+        grouping = handles.scala_seq(handles.context(self._spark)._jvm, [slot.toAttribute()])
         exchange = [kind(node) for node in above].index(_EXCHANGE)
         _, *rest = constructor_arguments(above[exchange])
-        partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(by, slots.slot_count)
+        partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(grouping, slots.slot_count)
         above[exchange] = self._node(f"exchange.{_EXCHANGE}", partitioning, *rest)
         columns = columns.toBuffer()
         slot = self._slot_column(slot, slots.slot_by_key_group())
@@ -340,14 +340,14 @@ def _results_of_first(first: Any, second: Any) -> Any:
     keys = output.size() - results.size()
     if keys != first.groupingExpressions().size():
         return None
-    kept = {result.exprId().id(): output.apply(keys + place) for place, result in enumerate(items(results))}
+    columns_by_id = {result.exprId().id(): output.apply(keys + place) for place, result in enumerate(items(results))}
     columns = second.resultExpressions().toBuffer()
     for place in range(keys, columns.size()):
         column = columns.apply(place)
         value = column.child() if kind(column) == "Alias" else None
-        if value is None or kind(value) != "AttributeReference" or value.exprId().id() not in kept:
+        if value is None or kind(value) != "AttributeReference" or value.exprId().id() not in columns_by_id:
             return None
-        columns.update(place, column.withNewChildInternal(kept[value.exprId().id()]))
+        columns.update(place, column.withNewChildInternal(columns_by_id[value.exprId().id()]))
     return columns.toList()
 
 

@@ -30,7 +30,8 @@ _logger = logging.getLogger("riffle_spark")
 _GAUGE: Final = "com.codahale.metrics.DefaultSettableGauge"
 _ID_LENGTH: Final = 8
 _registered: Final[dict[str, "_Source"]] = {}
-"""The sources of this process by name. A restarted query may register its source before that of its last run ends."""
+"""The sources of this process by name. A restarted query may register its source before its last run removes its own.
+"""
 _lock: Final = threading.Lock()
 
 

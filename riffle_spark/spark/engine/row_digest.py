@@ -11,7 +11,7 @@ _FORM = "2"
 _TIME = "yyyy-MM-dd HH:mm:ss.SSSSSS"
 _OPTIONS = {"timestampFormat": _TIME, "timestampNTZFormat": _TIME, "timeZone": "UTC", "ignoreNullFields": "false"}
 _INEXACT = ("map<", "variant")
-"""Types that JSON writes inexactly: map keys as Java's text for them, and variants without their type."""
+"""Types that JSON writes inexactly. It writes map keys as Java's text, and variants without their type."""
 
 
 def digest(frame: DataFrame) -> str:

@@ -36,7 +36,8 @@ _MAX_WAITS = 10
 """A job that gets no core is cancelled after this multiple of its time limit."""
 _LOSS_LOOK_SECONDS = 0.2
 _IDLE_LOOKS = 2
-"""Jobs are cancelled after so many looks without a running task, because no task runs between two stages."""
+"""The number of checks without a running task after which jobs are cancelled. Between two stages no task runs either.
+"""
 _WATCH_SECONDS = 10.0
 _NO_MEMORY = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+((?:pyarrow\.lib\.Arrow)?MemoryError(?::[^\n]*)?)(?:\n|$)"
@@ -99,7 +100,7 @@ class TaggedJobs:
         deadline = time.monotonic() + seconds
         with self._ended:
             while self._running and time.monotonic() < deadline:
-                # Cancelled repeatedly, because a job that is just starting cannot be cancelled yet.
+                # Cancel repeatedly, because a job that is just starting cannot be cancelled yet.
                 self._cancel()
                 self._ended.wait(_CANCEL_AGAIN_SECONDS)
 
@@ -303,7 +304,7 @@ class _Watch:
         end = time.monotonic() + _WATCH_SECONDS
         idle_looks = 0
         while not self._ended.wait(_LOSS_LOOK_SECONDS / (1 + idle_looks)) and time.monotonic() < end:
-            with suppress(Exception):  # the JVM may raise any error; the next look retries
+            with suppress(Exception):  # the JVM may raise any error; the next check retries
                 self.lost = self._executors - inventory.connected(self._spark)
                 is_idle = bool(self.lost) and not handles.running_seconds(self._spark, self._tag)
                 idle_looks = idle_looks + 1 if is_idle else 0

@@ -56,7 +56,7 @@ class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
 
 
 class StoreWork(NamedTuple):
-    """What a slot does for one store: the order, the computation, and the schema of the result in rows."""
+    """The work of a slot for one store: the order, the computation, and the schema of the result in rows."""
 
     order: Order
     compute: Computation
@@ -152,7 +152,7 @@ def _with_offsets(array: pa.Array) -> pa.Array:
 
 
 def _run_after_result(work: Callable[[], None]) -> None:
-    """Run work on another thread after the result has left the process, while Spark does its part of the batch.
+    """Run work on another thread after the result has left the process, while Spark continues the batch.
 
     The process may run its next task at the same time. If no thread can be started, the work is skipped.
     """

@@ -115,7 +115,7 @@ class StreamWriter(DataStreamWriter):
 
 
 def start_prepared(writer: StreamWriter, prepare: Callable[[StreamJob], object]) -> StreamingQuery:
-    """Start a query as ``writer.start()`` does, and call ``prepare`` with its job before."""
+    """Start a query as ``writer.start()`` does. Before the start, call ``prepare`` with its job."""
     return start_query(writer._frame, WriterSettings(tuple(writer._calls)), writer._options, prepare)
 
 

@@ -25,7 +25,7 @@ _NEVER: Final = -1
 
 
 def rows_of_join(state: StageState) -> FirstRows:
-    """Return the rows of a join: the buffered rows of both sides, with what is known of their partners.
+    """Return the rows of a join: the buffered rows of both sides, and whether each has had a partner.
 
     Spark's rows pass through the stage's own map side, as if they were rows of a batch. It computes their columns.
     """
@@ -44,7 +44,7 @@ def rows_of_join(state: StageState) -> FirstRows:
 
 
 def _joined_rows(state: StageState, side: int, *, has_partner: bool) -> DataFrame:
-    """Return Spark's buffered rows of a side as the map side makes them, those with or those without a partner."""
+    """Return Spark's buffered rows of a side in the columns of the map side: those with or those without a partner."""
     stage = state.stage
     rows = state.native.rows(storeName=f"{_SIDES[side]}-keyWithIndexToValue")
     stored_ids = state.side_ids[side]

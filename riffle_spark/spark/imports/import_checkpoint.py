@@ -111,8 +111,8 @@ def import_checkpoint(
     Raises:
         ConfigError: the state cannot be moved, the root or the new checkpoint is not empty, or the checkpoint has no
             committed batch.
-        ConflictError: the Spark query continued meanwhile.
-        FencedError: another query has started in the root meanwhile.
+        ConflictError: the Spark query continued during the import.
+        FencedError: another query has started in the root during the import.
 
     Example:
         >>> import_checkpoint("s3://bucket/visits", "s3://bucket/old", visits, spark=spark)  # doctest: +SKIP
@@ -247,9 +247,9 @@ def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int, offse
     kinds = [STATEFUL[node.kind] for node in nodes]
     is_matched = kinds == [stage.stage.kind for stage in stages]
     if not is_matched or (names and not _fit(names, kinds)):
-        found = ", ".join(names[number] for number in sorted(names)) or ", ".join(kinds)
+        operators = ", ".join(names[number] for number in sorted(names)) or ", ".join(kinds)
         raise ConfigError(
-            f"The checkpoint has the operators {found}, but the query has "
+            f"The checkpoint has the operators {operators}, but the query has "
             f"{', '.join(stage.store for stage in stages)}.",
             remedy="Pass the query that wrote the checkpoint.",
             where="--query",

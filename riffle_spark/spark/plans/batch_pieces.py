@@ -1,6 +1,6 @@
 """Pieces of a query in the JVM: plans with holes, to be filled with the rows of each batch.
 
-A piece keeps the nodes that Spark has analysed. Expressions that ask for the time get the time of the batch.
+A piece keeps the nodes that Spark has analysed. Expressions that read the current time get the time of the batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -105,7 +105,7 @@ class FrameRows:
 class StageResults:
     """Turns the rows that the slots of a stage return into results.
 
-    The rows are evaluated by ``evaluation``, and then go through the pieces ``above``, nearest first.
+    ``evaluation`` evaluates the rows. Then the pieces ``above`` are applied, nearest first.
     """
 
     def __init__(self, evaluation: Piece, *above: Piece) -> None:

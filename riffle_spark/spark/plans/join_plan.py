@@ -25,7 +25,7 @@ from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 _LEFT_ONLY: Final = ("LeftSemi", "LeftAnti")
 """Joins whose rows have the columns of the left side only."""
 _WATERMARK_MS: Final = 1_700_000_000_000
-"""Any watermark. The distance of the bound that Spark derives from it is what counts."""
+"""Any watermark, because only its distance to the bound that Spark derives from it is used."""
 
 
 @dataclass(frozen=True, slots=True)

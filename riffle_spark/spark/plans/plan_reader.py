@@ -39,7 +39,7 @@ class PlanReader:
     _accesses: dict[int, Access] = field(default_factory=dict)
     _sequences: dict[tuple[int, str], Node] = field(default_factory=dict)
     _built: dict[int, tuple[PlanNode, Node]] = field(default_factory=dict)
-    """Changed nodes by the ``id`` of their value, which is kept so that its id stays its own."""
+    """Changed nodes by the ``id`` of their value. The value is kept, so that no other object gets its id."""
     _common: dict[int, Expression] = field(default_factory=dict)
     """The expressions that Spark computes once, by the id of their column."""
     _next_handle: int = 0

@@ -1,7 +1,7 @@
 """Implement PySpark's ``ValueState``, ``ListState`` and ``MapState`` on cells.
 
-They subclass PySpark's classes. Each call goes to the cells of the current session in this process. Outside the
-processing of a key every call raises.
+They subclass PySpark's classes. Each call uses the cells of the current session in this process. Outside the processing
+of a key every call raises.
 """
 
 # ruff: noqa: N802, N803 - PySpark names these methods

@@ -1,9 +1,9 @@
-"""Choose the root of a wrapped query below the root that ``riffle_spark.on`` got.
+"""Choose the root of a wrapped query below the root that was passed to ``riffle_spark.on``.
 
 Several queries may share that root: each has its own root below it, named by ``queryName`` or else by its checkpoint.
 
-1. The query id in the checkpoint decides first. A query continues the root whose log has its id, whatever it is called
-   now and wherever its checkpoint was moved. That may be the shared root itself.
+1. The query id in the checkpoint decides first. A query continues the root whose log has its id, even if the query was
+   renamed or its checkpoint was moved. That may be the shared root itself.
 2. A query without such a log has the root with its name.
 3. A new query without a name may also be an earlier query with a new checkpoint, which must not lose its state
    silently. If another query with the same stores exists, and was not started by this process, the new query gets that
@@ -28,7 +28,7 @@ _started: Final = set[str]()
 
 @dataclass(frozen=True, slots=True)
 class NewQuery:
-    """What is known of a query before its start.
+    """The known properties of a query before its start.
 
     ``query_id`` is the id in its checkpoint, ``None`` for a new one. ``checkpoint`` is a full path, or ``None`` if the
     checkpoint is temporary.
@@ -76,7 +76,7 @@ def choose_root(home: Home, query: NewQuery) -> OpenedRoot:
 
 
 def mark_started(root: str) -> None:
-    """Note that this process starts the query of a root. Further queries with the same stores are others, then."""
+    """Record that this process starts the query of a root. A later query with the same stores is then another query."""
     _started.add(normalised(root))
 
 

@@ -238,7 +238,7 @@ def _new_query(
     checkpoint: str,
     query_id: str | None,
 ) -> query_roots.NewQuery:
-    """Return what is known of a query before its start. Warns of a checkpoint that the next start does not find."""
+    """Return a query's known properties before its start. Warn of a checkpoint that the next start does not find."""
     has_parent = writer_settings.name is not None and spark.conf.get(_CHECKPOINTS_CONF, None) is not None
     path: str | None = None
     if writer_settings.option(_CHECKPOINT) or has_parent:

@@ -11,8 +11,8 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries.stream_options import StreamOptions
 
 Replace: TypeAlias = Callable[[DataFrame, StreamOptions], tuple[DataFrame, StreamOptions | None]]
-"""Gets the frame and the options of a call of ``riffle_spark.on``. Returns another frame, and its options: ``None``
-leaves the frame to Spark's own operators.
+"""Gets the frame and the options of a call of ``riffle_spark.on``. Returns another frame and its options. With the
+options ``None`` Spark's own operators run on the frame.
 """
 
 _replace: ContextVar[Replace | None] = ContextVar("replace", default=None)

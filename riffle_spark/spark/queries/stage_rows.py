@@ -32,8 +32,8 @@ _USER_FUNCTIONS: Final = ("groups", "processor")
 class StageRows:
     """The rows of a stage that does not read the batch as it is. Implements ``StageInput``.
 
-    They are the rows in column ``batch_column``, if several stages read inputs, or the results of other stages under
-    the pieces between, or both, each for a side of a join.
+    They are rows of an input, or the results of other stages after the plan pieces between. A join may have both, each
+    for one side. If several stages read inputs, the rows of this stage's input are in column ``batch_column``.
     """
 
     def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, batch_column: str | None) -> None:

@@ -1,7 +1,7 @@
 """Write the first version of a query's stores from frames, and commit it with one record.
 
-1. Spark computes the key-group of each row, and brings the rows of a key-group together in one task, in its order.
-2. The task makes state of them, one key-group at a time, and puts a snapshot of each. No row reaches the driver.
+1. Spark computes the key-group of each row. One task gets all rows of a key-group, one key-group after the other.
+2. The task makes the state, one key-group at a time, and puts a snapshot of each. No row reaches the driver.
 3. The driver appends one record that lists all snapshots. Without this record they have no effect, and the next driver
    deletes them.
 """
@@ -53,7 +53,7 @@ class FirstRows:
 
 @dataclass(frozen=True, slots=True)
 class FirstVersion:
-    """What was written: the entries of all key-groups, the schemas and the numbers of state rows of the stores."""
+    """A written first version: the entries of all key-groups, and the schemas and row counts of the stores."""
 
     entries: Mapping[Address, Entry]
     schemas: Mapping[str, Mapping[str, str]]

@@ -21,7 +21,7 @@ _WAITING_MAX: Final = 4
 """How many batches a stream is recorded ahead."""
 _POLL_SECONDS: Final = 0.1
 _COMPANION_SECONDS: Final = 1.0
-"""How long a batch waits for a batch of the other streams, to be fed together with it."""
+"""How long a batch waits for batches of the other streams. They are then fed together."""
 _WATERMARK_DELAY: Final = "spark.watermarkDelayMs"
 """Spark's name of the metadata of a column with a watermark."""
 
@@ -55,13 +55,13 @@ class RecordedStream:
     _query: StreamingQuery | None = None
 
     def start(self, follow: bool) -> None:
-        """Start to record: until the source has no more rows, or with ``follow`` until ``stop``."""
+        """Start recording: until the source has no more rows, or with ``follow`` until ``stop``."""
         writer = self.frame.writeStream.foreachBatch(self._record)
         writer = writer.option("checkpointLocation", f"{self.folder}/checkpoint")
         self._query = (writer if follow else writer.trigger(availableNow=True)).start()
 
     def stop(self) -> None:
-        """Stop to record. Waiting batches can still be taken."""
+        """Stop recording. Waiting batches can still be taken."""
         if self._query is not None and not self._stopping.is_set():
             self._stopping.set()
             self._query.stop()
@@ -124,14 +124,14 @@ class Recordings:
     def __init__(self, streams: Sequence[RecordedStream], seconds: float | None) -> None:
         """Prepare the recording of streams.
 
-        With ``seconds`` the sources are followed as long as that. Otherwise they are read up to their present end.
+        With ``seconds`` the sources are followed for this time. Otherwise they are read up to their present end.
         """
         self._streams = streams
         self._seconds = seconds
         self._end = 0.0
 
     def __enter__(self) -> "Recordings":
-        """Start to record all streams."""
+        """Start recording all streams."""
         self._end = time.monotonic() + (self._seconds or 0.0)
         for stream in self._streams:
             stream.start(self._seconds is not None)
@@ -142,7 +142,7 @@ class Recordings:
         self._stop()
 
     def next_batch(self) -> list[RecordedBatch]:
-        """Wait for the next batch. Return what each stream has for it, and an empty list at the end.
+        """Wait for the next batch. Return the batch of each stream that has one. Return an empty list at the end.
 
         If a stream has rows, each other stream gets a second to have rows for the same batch. Raises the error of a
         source.
@@ -165,6 +165,6 @@ class Recordings:
             time.sleep(_POLL_SECONDS)
 
     def _stop(self) -> None:
-        """Stop to record. Batches that wait are still returned."""
+        """Stop recording. Waiting batches are still returned."""
         for stream in self._streams:
             stream.stop()

@@ -68,7 +68,7 @@ def compare_rows(spark: Sequence[Row], riffle: Sequence[Row], tolerance: float) 
 
 
 def _rest(rows: Sequence[Row], values: Sequence[object], counts: Counter[object]) -> list[Row]:
-    """Return the rows whose value is left in ``counts``, each as often as it says."""
+    """Return the rows whose value is left in ``counts``, each as often as it was counted."""
     left = Counter(counts)
     rest = []
     for row, value in zip(rows, values, strict=True):
@@ -127,6 +127,6 @@ def _floats(value: object) -> Iterator[float]:
 
 
 def _place_in_list(item: object) -> tuple[str, list[tuple[bool, float]]]:
-    """Return the value by which elements of a list are sorted. NaN comes last."""
+    """Return the value by which elements of a list are sorted. NaN is last."""
     floats = [(math.isnan(number), 0.0 if math.isnan(number) else number) for number in _floats(item)]
     return repr(_without_floats(item)), floats

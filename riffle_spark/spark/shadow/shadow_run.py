@@ -139,7 +139,7 @@ def shadow(
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """What was compared of a batch. ``columns`` are the names of the columns of its rows."""
+    """The comparison of a batch. ``columns`` are the names of the columns of its rows."""
 
     input_rows: int
     output_rows: int

@@ -89,7 +89,7 @@ class WriterSettings:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options. If names differ only in case, the last counts."""
+        """The options. If names differ only in case, the last one counts."""
         options = dict[str, tuple[str, str]]()
         for call in self.calls:
             pairs = [_pair(*call.positional, **call.named)] if call.method == "option" else []

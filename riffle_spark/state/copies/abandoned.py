@@ -1,4 +1,4 @@
-"""Folders and files that dead executors left on a disk, and the check whether a process still runs."""
+"""Remove folders and files that dead executors left on a disk, and check whether a process still runs."""
 
 import fcntl
 import os
@@ -79,8 +79,10 @@ def lock_exclusively(owner: Path) -> Iterator[bool]:
 
 
 def remove_leftovers(folder: Path, added_before: float = 0.0) -> None:
-    """Remove unfinished files from a member's folder: files that no stack lists, unfinished sealed files, and partly
-    fetched snapshots that were not added to since ``added_before`` (Unix time, seconds).
+    """Remove unfinished files from a member's folder.
+
+    These are files that no stack lists, unfinished sealed files, and partly fetched snapshots that got no bytes since
+    ``added_before`` (Unix time, seconds).
 
     The caller must have locked the folder against every use.
     """

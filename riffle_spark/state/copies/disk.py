@@ -14,9 +14,9 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
 
 STORED: Final = ".stored"
-"""How the names of files with a fetched block of a delta or merged delta end, before ``paths.BLOCK``."""
+"""The suffix of files with a fetched block of a delta or merged delta. ``paths.BLOCK`` follows it."""
 MERGED: Final = ".merged"
-"""How the names of files with fetched parts of a merged delta end."""
+"""The suffix of files with fetched parts of a merged delta."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
 )
@@ -35,7 +35,7 @@ _REFUSALS = frozenset(
 )
 """The disk is full, read-only, over its quota or broken, or this user may not write to it."""
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
-"""An escaped blank or the like in a mount point."""
+"""An escaped character in a mount point, such as a blank."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
 _SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)(?:\.block)?\Z")
 _FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block|\.merged|\.stored\.block)?\Z")
@@ -89,7 +89,7 @@ def read_disk_use(path: Path) -> DiskUse:
 
 
 def refuse_network(base: Path) -> None:
-    """Raise ``ConfigError`` if ``base`` is on a network file system: mapped files and locks need a local disk."""
+    """Raise ``ConfigError`` for a network file system, because mapped files and locks need a local disk."""
     file_system = _find_file_system(base.resolve())
     if file_system in _NETWORK_FILE_SYSTEMS:
         raise ConfigError(
@@ -110,7 +110,7 @@ def _find_file_system(path: Path) -> str:
     longest = -1
     for escaped_point, file_system in mounts:
         point = os.fsdecode(_ESCAPED.sub(_unescape, escaped_point))
-        if path.is_relative_to(point) and len(point) >= longest:  # the last mount at one point covers the others
+        if path.is_relative_to(point) and len(point) >= longest:  # the last mount at a mount point hides earlier ones
             longest = len(point)
             innermost = os.fsdecode(file_system)
     return innermost
@@ -178,7 +178,7 @@ def _list_delta_files(folder: Path, names: re.Pattern[str]) -> list[SealedFile]:
     """Return the files in ``folder`` whose names match ``names`` (version and attempt), newest first."""
     files: list[SealedFile] = []
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as found:
-        for file in found:  # each batch lists hundreds of files, and this asks the disk for none of them
+        for file in found:  # each batch lists hundreds of files, and this reads no file's metadata from the disk
             match = names.match(file.name)
             if match and file.is_file():
                 files.append(SealedFile(int(match[1]), match[2], file.path))

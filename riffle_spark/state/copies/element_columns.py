@@ -93,7 +93,7 @@ class ElementColumns:
 
 
 class _ExtraElements(NamedTuple):
-    """Due elements whose keys were not requested: their places in ``due``, and the number of the first one's key."""
+    """Due elements of keys that were not requested: their places in ``due``, and the number of the first key."""
 
     due: DueElements
     places: Indices

@@ -7,7 +7,7 @@ Theory of operation.
 2. The newest row of each element is current.
 3. A row with the id ``NO_ELEMENT`` clears its key. Then rows of the key in older runs are not current. ``NO_ELEMENT``
    is the least id, so this row is the first one of the key's range.
-4. Two keys, or two keys of a map, may have the same hash. So rows with a matching hash are compared with the key.
+4. Two keys of a store or of a map may have the same hash. So rows with a matching hash are compared with the key.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -78,8 +78,8 @@ class Folder:
     def hold(self) -> Iterator[None]:
         """Hold the folder for its owner during the block.
 
-        Raises ``OutOfDate`` if another executor has taken it over or if it is gone. The next attempt claims a folder
-        again.
+        Raises ``OutOfDate`` if another executor has taken it over or if it does not exist. The next attempt claims a
+        folder again.
         """
         with self._convert_disk_errors():
             file = (self.path / "owner").open("r", errors="replace")
@@ -101,9 +101,7 @@ class Folder:
 
     @contextmanager
     def _convert_disk_errors(self) -> Iterator[None]:
-        """Raise ``OutOfDate`` for errors of a folder that is gone, and ``LocalDiskError`` for errors of a disk that
-        refuses.
-        """
+        """Raise ``OutOfDate`` for errors of a removed folder, and ``LocalDiskError`` if the disk refuses."""
         try:
             yield
         except OSError as error:
@@ -139,7 +137,7 @@ class Folder:
         """Remove unfinished files of dead processes of this owner. Return ``False``, and remove nothing, if the folder
         is in use.
 
-        Partly fetched snapshots are kept if they were added to since ``added_before`` (Unix time, seconds).
+        Partly fetched snapshots are kept if they got bytes since ``added_before`` (Unix time, seconds).
         """
         with self._convert_disk_errors(), lock_exclusively(self.path / "owner") as is_locked:
             if is_locked and self.belongs_to_owner():
@@ -358,7 +356,7 @@ def claim_folder(base: Path, owner: str, live: Collection[str], process: str = "
         refuse_network(base)
         try:
             folder = _claim_locked(base, owner, live, process)
-        except TimeoutError:  # without the lock only its own folder or a new one is safe to use
+        except TimeoutError:  # without the lock only the owner's own folder or a new folder is safe to use
             folder = _find_own_folder(owner_files(base), owner, process) or _create_folder(base, owner, process)
         _make_private(folder.path)
     except OSError as error:
@@ -396,7 +394,7 @@ def _claim_locked(base: Path, owner: str, live: Collection[str], process: str) -
             folder = own or next(taken_over, None)
             if folder is not None or not free or tries == _CLAIM_TRIES:
                 return folder or _create_folder(base, owner, process)
-        # A dead executor's Python worker still uses the free folder. Its copies are worth a short wait.
+        # A dead executor's Python worker still uses the free folder. A short wait costs less than restoring its copies.
         tries += 1
         time.sleep(_CLAIM_PAUSE_SECONDS)
 

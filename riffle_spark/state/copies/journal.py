@@ -1,4 +1,4 @@
-"""The entries of a journal: changes of a store's stacks as bytes, and the stacks that they add up to.
+"""The entries of a journal: changes of a store's stacks as bytes, and the resulting stacks.
 
 An entry is a checksum, a length, and a body with the changes of several key-groups. The checksum is the XXH3-64 of the
 body, and its seed is the checksum of the entry before. So an entry counts only directly after the entry that its writer
@@ -56,7 +56,7 @@ class Change(NamedTuple):
 
 
 class Listing:
-    """The stacks of a store, and counts of what they use. It never changes once it is published.
+    """The stacks of a store, and counts of the parts and files that they use. A published listing never changes.
 
     ``files`` counts the parts by file, ``heads`` the stacks by head. ``part_count`` and ``size_bytes`` are the number
     and the bytes of all parts.
@@ -93,7 +93,7 @@ class Listing:
         return [Change(key_group, stack.head, 0, stack.parts) for key_group, stack in self.stacks.items()]
 
     def entry_bytes(self) -> int:
-        """Return about how long one entry with all stacks is."""
+        """Return the approximate length of one entry with all stacks."""
         texts = len(self.files) + len(self.heads)
         return len(self.stacks) * _CHANGE.size + self.part_count * _PART.size + texts * _TEXT_BYTES
 
@@ -104,10 +104,10 @@ class Listing:
             if change.keep > (0 if former is None else len(former.parts)):
                 raise ValueError(f"key-group {change.key_group} has fewer than {change.keep} parts")
         for change, former in replaced:
-            kept: tuple[StackedPart, ...] = ()
+            kept_parts: tuple[StackedPart, ...] = ()
             if former is not None:
                 self._count_head(former.head, -1)
-                kept = former.parts[: change.keep]
+                kept_parts = former.parts[: change.keep]
                 for part in former.parts[change.keep :]:
                     self._count_part(part, -1)
             for part in change.added:
@@ -116,7 +116,7 @@ class Listing:
                 self.stacks.pop(change.key_group, None)
             else:
                 self._count_head(change.head, 1)
-                self.stacks[change.key_group] = Stack(change.head, kept + change.added)
+                self.stacks[change.key_group] = Stack(change.head, kept_parts + change.added)
 
     def _count_part(self, part: StackedPart, sign: int) -> None:
         """Add a part to the counts, or remove it if ``sign`` is -1."""
@@ -139,7 +139,8 @@ class Listing:
 
 def first_seed(store: str) -> int:
     """Return the seed of the checksum of the first entry in a journal of this store."""
-    return xxhash.xxh3_64_intdigest(store.encode(errors="surrogateescape"), _FORMAT)  # the name of a foreign folder
+    # The folder may have a foreign name.
+    return xxhash.xxh3_64_intdigest(store.encode(errors="surrogateescape"), _FORMAT)
 
 
 def encode_entry(changes: Sequence[Change], seed: int) -> tuple[bytes, int]:

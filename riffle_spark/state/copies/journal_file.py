@@ -5,9 +5,10 @@
 Theory of operation.
 
 1. A journal only grows, by one entry per change of any number of key-groups. A reader takes the valid entries, so it
-   sees all of an entry or nothing of it. It does not wait, and it reads only what was appended since its last look.
+   sees all of an entry or nothing of it. It does not wait, and it reads only the bytes that were appended since its
+   last read.
 2. A writer holds an exclusive lock on the store's folder. Under the lock it reads the newest entries, compares, and
-   appends. A writer that cannot get the lock for some seconds gives up, so a process that hangs stops no other.
+   appends. A writer that cannot get the lock for some seconds gives up. So a process that hangs does not stop others.
 3. A journal that is more than twice as long as needed is followed by the journal with the next number. Its first entry
    has all stacks. A reader takes the journal with the highest number whose first entry is valid. So a crash leaves the
    former journal, or the new one, and the next writer removes the other.
@@ -15,8 +16,8 @@ Theory of operation.
    it, so no process can take other bytes for the continuation of what it has read.
 5. A stack may be older than a process left it, after damage or a crash of the machine. This is harmless: every state of
    a stack holds only committed changes, and every part is checked before it is read.
-6. Nothing is synced, and nothing is renamed over an existing file. That makes file systems write the file out at once,
-   which takes 4 ms.
+6. Nothing is synced, and no file is renamed over an existing one. After such a rename file systems write the file out
+   at once, which takes 4 ms.
 """
 
 import errno
@@ -50,10 +51,11 @@ class JournalLocked(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a process has read of a store's journal.
+    """The content of a store's journal, as far as this process has read it.
 
-    ``name`` is empty if there is no journal. ``end`` is where the last valid entry ends, and ``seed`` its checksum.
-    ``is_sound`` is false if the next change must go into a new journal. ``leftovers`` are older journals.
+    ``name`` is empty if there is no journal. ``end`` is the position after the last valid entry, and ``seed`` the
+    checksum of this entry. ``is_sound`` is false if the next change must go into a new journal. ``leftovers`` are older
+    journals.
     """
 
     name: str
@@ -66,7 +68,7 @@ class _State:
 
 
 _states: dict[str, _State] = {}
-"""By folder of a store, what this process has read of its journal."""
+"""The read state of each store's journal, by the store's folder."""
 
 
 class JournalFile:
@@ -94,7 +96,7 @@ class JournalFile:
                     new_state = self._write(state, changes) if changes else state
                     _remember(self._path, new_state)
                     return state.listing, new_state.listing
-            except FileNotFoundError:  # the folder was removed meanwhile
+            except FileNotFoundError:  # another process has removed the folder
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -138,7 +140,7 @@ class JournalFile:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _look(self) -> _State:
-        """Return the present state, and remember it for the next look."""
+        """Return the present state, and keep it for the next call."""
         known = _states.get(self._path)
         state = None
         if known is not None and known.inode:
@@ -150,7 +152,7 @@ class JournalFile:
         return state
 
     def _look_locked(self) -> _State:
-        """Return the present state under the lock, after removing what a dead writer left."""
+        """Return the present state under the lock, after removing the leftovers of a dead writer."""
         state = self._look()
         if state.inode and os.path.exists(self._path + _next_name(state.name)):  # noqa: PTH110 - half the time
             state = self._search()  # its writer died before it removed the former journal
@@ -161,7 +163,7 @@ class JournalFile:
     def _read(self, name: str, known: _State | None = None) -> _State | None:
         """Return the state in a journal, or ``None`` if it cannot be read or its first entry is not valid.
 
-        ``known`` is the state of this journal at the last look. If nothing was appended, it is returned.
+        ``known`` is the last read state of this journal. It is returned if nothing was appended.
         """
         try:
             if known is not None:
@@ -199,8 +201,8 @@ class JournalFile:
         for name in reversed(journals):
             state = self._read(name)
             if state is not None:
-                others = [other for other in journals if other != name]
-                return replace(state, leftovers=tuple(others))
+                leftovers = [other for other in journals if other != name]
+                return replace(state, leftovers=tuple(leftovers))
         newest = journals[-1] if journals else ""
         return _State(newest, 0, 0, 0, Listing(), is_sound=False, leftovers=tuple(journals))
 
@@ -220,7 +222,7 @@ class JournalFile:
         return self._create(state, listing)
 
     def _append(self, state: _State, entry: bytes) -> None:
-        """Append an entry. If the disk refuses, cut what it has taken and raise ``OSError``."""
+        """Append an entry. If the disk refuses, truncate the partly written entry and raise ``OSError``."""
         path = self._path + state.name
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:

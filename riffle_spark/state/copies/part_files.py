@@ -41,7 +41,7 @@ from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 _MAPPED_FROM_BYTES = 64 * 1024
-"""Smaller files are read: mapping them costs more, and a process may have only so many mappings."""
+"""Smaller files are read, because mapping them costs more, and the number of mappings of a process is limited."""
 _FILES_MAX = 4096
 _DECRYPTED_BYTES_MAX = 1 << 30
 _OBJECT_BYTES = 2048
@@ -146,8 +146,8 @@ class PartFiles:
             )
 
     def _cause_if_intact(self, part: StackedPart, error: RiffleError) -> RiffleError | None:
-        """Return ``error`` as the cause of a damaged copy if the part has its checksum on the disk. Then its bytes were
-        written like that. Otherwise the disk is the cause: return ``None``.
+        """Return ``error`` as the cause of a damaged copy if the part has its checksum on the disk. Then the bytes were
+        written in this form. Otherwise the disk is the cause, and the result is ``None``.
         """
         return error if self.verify(part) else None
 
@@ -214,8 +214,8 @@ class PartFiles:
     def forget_verification(self, parts: Iterable[StackedPart]) -> None:
         """Require that these parts are verified again before their next use.
 
-        Call this before merging them: the merged part gets a checksum of its own, and would hide bytes that the disk
-        has lost meanwhile.
+        Call this before merging them. The merged part gets a new checksum, which would hide bytes that the disk has
+        lost since the last verification.
         """
         for part in parts:
             file = _files.get(f"{self._folder}/{part.file}")
@@ -230,7 +230,7 @@ class PartFiles:
             file = _files.get(path)
             if file is not None:
                 if is_block(part.file):
-                    continue  # other key-groups may use it, and its rows are in place unless they are encrypted
+                    continue  # other key-groups may use the block, and its rows are mapped unless they are encrypted
                 file.rows.pop(part.start, None)
                 _decrypted.remove(path, [part.start])
 
@@ -437,7 +437,7 @@ def read_all_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
 
 _SCRUB_BYTES = 8 << 20
 _next_address: dict[str, Address] = {}
-"""By folder, the key-group at which the next scrub starts."""
+"""The key-group at which the next scrub starts, by folder."""
 
 
 def scrub_stacks(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address]:
@@ -466,7 +466,7 @@ def scrub_stacks(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address
         stack = _read_current(stacks[store], key_group)
         if stack is not None:
             size_bytes -= stack.size_bytes
-            # A slot may have merged parts meanwhile: missing parts of an old stack are no damage.
+            # A slot may have merged parts since. Missing parts of an old stack are not damage.
             if not all(map(is_intact, stack.parts)) and _read_current(stacks[store], key_group) == stack:
                 folder.drop(store, key_group, stacks[store])
                 dropped.append(address)

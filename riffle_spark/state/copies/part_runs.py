@@ -39,7 +39,7 @@ class OpenBlock:
         self._runs: dict[int, tuple[Run, ...]] = {}
         self._block: RunBlock | None = None
         if table.num_rows != index.starts[-1]:
-            # Cause: The checksum matches, so another version or program wrote the block like this.
+            # Cause: The checksum matches, so another version or program wrote the block in this form.
             raise CorruptStateError(
                 f"A block has {table.num_rows} rows, but its index has {index.starts[-1]}.",
                 remedy="Use the version of riffle_spark that last ran the query.",

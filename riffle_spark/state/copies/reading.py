@@ -1,4 +1,4 @@
-"""Reads variables of some keys from a key-group's copy, as of one head.
+"""Read variables of some keys from a key-group's copy, as of one head.
 
 Keys are numbered and requested by number. The ranges of their rows are searched once per variable, for all keys.
 """

@@ -6,7 +6,7 @@ Theory of operation.
    search finds all requested keys in a block, for all key-groups of the block. It searches for words: the number of the
    key-group in the block, followed by the upper bits of the hash.
 2. Two keys may have the same hash. So each row is compared with the requested key, column by column. If they differ,
-   all rows with that hash are searched for the key.
+   all rows with this hash are searched for the key.
 3. A run has an order of its due rows, so finding them takes time only for due rows. Some of them are not current,
    because a newer run changed the due time or deleted the key. So the newest row of each due key is looked up.
 4. Rows that are due before a key-group's ``first_ms`` are expired and count as deleted. So no row has to delete expired

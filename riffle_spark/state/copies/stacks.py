@@ -1,4 +1,4 @@
-"""The stacks of one store in a member's folder: reading them, and replacing them by comparing first."""
+"""Read the stacks of one store in a member's folder, and replace them by compare-and-swap."""
 
 import os
 import uuid
@@ -166,8 +166,8 @@ class Stacks:
         self._remove_unlisted({part.file for stack in stacks for part in stack.parts})
 
     def _remove_unlisted(self, files: Iterable[str]) -> None:
-        """Delete those of the files that belong to this store and that no stack uses. One that the disk does not delete
-        is deleted when the folder is claimed next.
+        """Delete those of the files that belong to this store and that no stack uses. A file that the disk does not
+        delete is deleted when the folder is claimed next.
         """
         listed = self.listing().files
         for file in files:

@@ -1,4 +1,4 @@
-"""Checks how much memory an Arrow stream would take, before Arrow reads it.
+"""Check how much memory an Arrow stream would take, before Arrow reads it.
 
 It parses the headers of messages (Arrow's ``Message.fbs`` and ``Schema.fbs``). They are FlatBuffers, in which a table
 lists the offsets of its fields. Two things make small streams large:
@@ -23,7 +23,7 @@ _ZSTD_RATIO_MAX: Final = 1 << 15
 """128 KiB of equal bytes take 4 bytes."""
 _ROWS_ALWAYS: Final = 1 << 20
 _ROWS_PER_BYTE: Final = 8
-"""Rows that every part may have, or per byte of its columns. Rows of nulls take no bytes."""
+"""The limit of a part's rows: ``_ROWS_ALWAYS``, or this number per byte of its columns. Rows of nulls take no bytes."""
 _UNCHECKED_SCHEMA_BYTES: Final = 8 << 10
 """A schema of this size takes some MiB of memory at most, even if it repeats offsets."""
 _FIELD_BYTES: Final = 16
@@ -62,7 +62,7 @@ def check_sizes(data: memoryview) -> None:
 
 
 def may_unpack(size: int, unpacked: int) -> bool:
-    """Return whether readers accept a part of ``size`` compressed bytes. The estimate ``unpacked`` counts twice."""
+    """Return whether readers accept a part of ``size`` compressed bytes. The estimate ``unpacked`` is doubled."""
     return 2 * unpacked <= _zstd_limit(size, _ZSTD_WRITTEN_MAX)
 
 

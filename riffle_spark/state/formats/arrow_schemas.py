@@ -90,7 +90,7 @@ def describe_schema(schema: pa.Schema) -> str:
 
 
 def check_storable(kind: pa.DataType, subject: str = "a column", *, with_dictionaries: bool = False) -> None:
-    """Raise ``ConfigError`` for a type that state cannot store. ``subject`` says in the error what has the type.
+    """Raise ``ConfigError`` for a type that state cannot store. ``subject`` names the column or value in the error.
 
     These are unions, views, run-end encoded columns, and dictionaries unless they are allowed. Fixed-size lists of
     fixed-size lists are refused too, because pyarrow copies their slices wrongly.

@@ -5,8 +5,9 @@
     footer   the length of the index, the XXH3-64 of everything before it, and a magic
 
 A block is opened and verified once for all key-groups. A delta or merged delta with small parts is stored as a block,
-in its object and in local files. The local file of another delta is a block too, in the first format: five 64-bit
-integers for each key-group, which are key-group, first row, end, and the start and checksum of its part in the object.
+in its object and in local files. The local file of any other delta is a block too, in the first format of the index. It
+has five 64-bit integers for each key-group: the key-group, its first row, its end, and the start and checksum of its
+part in the object.
 """
 
 import struct

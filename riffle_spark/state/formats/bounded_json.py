@@ -1,4 +1,4 @@
-"""Parses compressed JSON in bounded memory.
+"""Parse compressed JSON in bounded memory.
 
 A few compressed bytes can hold millions of empty lists. Each takes 72 bytes as a Python object. So the memory
 of the parsed objects is estimated from counts of bytes before anything is parsed.
@@ -9,8 +9,9 @@ from typing import Final
 
 _ALLOWED_BYTES: Final = 256 << 20
 _ALLOWED_TIMES: Final = 1024
-"""Chains take most: with 32 768 key-groups and ten links each 190 MB. If every batch changes equally many rows of each
-key-group, that is 400 to 600 times their compressed bytes."""
+"""Chains take the most memory: 190 MB for 32 768 key-groups with ten links each. If every batch changes equally many
+rows of each key-group, that is 400 to 600 times their compressed bytes.
+"""
 _MARK_BYTES: Final = ((b"[", 96), (b"{", 240), (b",", 48), (b'"', 30))
 """The memory of each mark: a list, an object, an element, one quote of a text."""
 

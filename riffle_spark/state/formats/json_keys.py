@@ -40,7 +40,7 @@ class Misfit(ValueError):
     """
 
     def __init__(self, column: str, kind: object, problem: str = "") -> None:
-        """Create the error. ``problem`` says what is wrong, if that is not clear from the type."""
+        """Create the error. ``problem`` describes the error if the type alone does not."""
         super().__init__(f"{column} must be {kind}{', ' if problem else ''}{problem}")
         self.column = column
         self.kind = kind
@@ -58,9 +58,9 @@ def parse_key(text: str, key: pa.Schema, store: str, routing: Sequence[str] = ()
     """Return the key that a text names, as a table with the columns of ``key`` and one row.
 
     ``text`` is JSON: a list with the value of each column, or an object by column. The value alone is enough for a
-    single column. Text of a single text column is taken as it is, unless it is a JSON list or object: ``[null]`` is the
-    null key. Text that is not JSON is the value of a single column. The text may also name the columns ``routing``
-    alone; then the table has these.
+    single column. For a single text column the text itself is the key, unless it is a JSON list or object. So
+    ``[null]`` is the null key. Text that is not JSON is the value of a single column. The text may also name the
+    columns ``routing`` alone; then the table has these.
 
     Raises ``ConfigError`` with the columns and their types if the text does not fit.
     """

@@ -1,4 +1,4 @@
-"""Encodes composite keys as bytes: the stored key.
+"""Encode composite keys as bytes: the stored keys.
 
 The bytes of two keys compare like the keys, column by column: nulls first, numbers by value, floats with one zero and
 with NaN last, strings by their UTF-8 bytes. No stored key is a prefix of another.

@@ -1,4 +1,4 @@
-"""Encodes keys of maps as bytes. Keys may hold structs, arrays and maps.
+"""Encode keys of maps as bytes. Keys may hold structs, arrays and maps.
 
 It extends ``key_codec``, so keys without nesting have the same bytes there.
 

@@ -1,4 +1,4 @@
-"""Encodes and decodes the parts of deltas and snapshots: Arrow IPC streams.
+"""Encode and decode the parts of deltas and snapshots: Arrow IPC streams.
 
 A part is a self-contained stream with key columns, state columns and, in a delta, ``__deleted``. The record or list
 that names a part holds its checksum (XXH3-64). The schema's metadata holds the format version:
@@ -123,7 +123,7 @@ def encode_slices(table: pa.Table, starts: Offsets, due: str | None = None) -> t
 
 
 def _is_better_as_block(batches: list[pa.RecordBatch], parts: int, block: bytes) -> bool:
-    """Return whether the headers of so many parts would take much of the bytes of the rows in ``batches``."""
+    """Return whether the headers of ``parts`` parts would be large relative to the rows in ``batches``."""
     if not batches:
         return True
     header_bytes = 2 * batches[0].schema.serialize().size  # the header of the rows has about as many
@@ -264,7 +264,7 @@ def open_part(data: Data, where: str, formats: Collection[bytes] = _FORMATS) -> 
             return table
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as error:
         raise_if_memory(error)
-        # Cause: The checksum matches, so the bytes were written like this. They were not damaged later.
+        # Cause: The checksum matches, so the bytes were written in this form. They were not damaged later.
         raise CorruptStateError(
             f"The bytes of a part are not a valid Arrow stream: {error}",
             remedy="Restore the object from a backup, or roll back to a version without it (riffle rollback).",

@@ -10,8 +10,9 @@ Theory of operation:
 
 A sweep deletes old records. So a driver that was suspended for long may find its next number free again, although other
 drivers have continued. Then its own newest record is deleted, unless a late put restored it, and later records exist.
-So a driver whose last check is ``SURE_SECONDS`` ago also checks its newest record, before the sink and after the put. A
-sweep keeps records that are younger than twice ``SURE_SECONDS``. Clocks must differ by less than ``SURE_SECONDS``.
+So if the last check is ``SURE_SECONDS`` ago, the driver also checks its newest record, before the sink and after the
+put. A sweep keeps records that are younger than twice ``SURE_SECONDS``. Clocks must differ by less than
+``SURE_SECONDS``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,12 +35,12 @@ SURE_SECONDS = 60.0
 _Clocks = Callable[[], tuple[float, ...]]
 _ONE_BACKUP = "Restore the log's objects from one backup, or roll back (riffle rollback)."
 _UNLISTED_MAX = paths.FAR
-"""The most records after the listed ones that are requested one by one."""
+"""The maximal number of records after the listed ones that are requested one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """A record that was, or may have been, put after the tail. ``started`` is the time before the put."""
+    """A record whose put after the tail was sent. It may not exist. ``started`` is the time before the put."""
 
     record: Record
     data: bytes
@@ -49,8 +50,8 @@ class _Append:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The newest known record, and what its successor refers to: its manifest, the full record that it is based on, and
-    the digest of its bytes.
+    """The newest known record, with its manifest, its full record, and the digest of its bytes. The next record refers
+    to them.
     """
 
     record: Record
@@ -99,7 +100,8 @@ class Log:
         self._checked_at = self._clocks()
         sequences, foreign = self._list_records()
         if not sequences and not foreign and (names := {*self._store.list("")} - paths.REPLACED):
-            sequences, foreign = self._list_records()  # another driver may have started the log between the two
+            # Another driver may have started the log between the two requests.
+            sequences, foreign = self._list_records()
             if not sequences and any(map(paths.is_of_shared_root, names)):
                 raise paths.shared_root(self._root)
             foreign = foreign or ("" if sequences else self._root)
@@ -214,11 +216,11 @@ class Log:
         lost = [s for s in unlisted if not self._store.exists(paths.record_name(s))]
         if lost:
             further = len(lost) - 1
-            others = f" and {further} more" if further else ""
+            more_text = f" and {further} more" if further else ""
             target = "BATCH" if {*newest.bases} & {*lost} else newest.version
             # Cause: A person or a lifecycle rule deleted objects of the log.
             raise ConflictError(
-                f"{self._root} has lost record {lost[0]}{others} of its log.",
+                f"{self._root} has lost record {lost[0]}{more_text} of its log.",
                 remedy="Restore the objects from a backup, or roll back to a batch that riffle verify finds undamaged: "
                 + command("rollback", "--execute", root=self._root, to=target, checkpoint="CHECKPOINT"),
                 where=paths.record_name(lost[0]),
@@ -319,7 +321,7 @@ class Log:
         result is also true if there are records after the next number. ``own_digest`` is the digest of the record that
         was put after ``tail``.
         """
-        # A clock that was set back proves nothing, so the absolute difference counts.
+        # The clock may have been set back, so the absolute difference is used.
         if max(map(abs, map(sub, self._clocks(), self._checked_at))) < SURE_SECONDS:
             return False
         if self.tail is not None and not self._store.exists(paths.record_name(self.tail.sequence)):

@@ -4,7 +4,7 @@ Theory of operation:
 
 1. A key-group's state is a snapshot followed by a chain of links. A link is the key-group's part of a delta, or of a
    *merged delta*, which has the newest rows of the keys that several successive links changed.
-2. Its *head* is the head of the last link of that chain: (version, attempt). Two attempts of one version are different
+2. Its *head* is the head of the last link of this chain: (version, attempt). Two attempts of one version are different
    heads, so a copy can detect whether a delta is the next.
 3. A batch appends at most one link per key-group. A snapshot replaces the links up to its own head. A merged delta
    replaces successive links, and has the head of the last of them. A link of a delta with the whole state replaces the
@@ -81,7 +81,7 @@ class Block(NamedTuple):
     rows: int
 
     def share_of(self, rows: int) -> int:
-        """Return the bytes of so many rows of the block, if all rows take the same."""
+        """Return the bytes of this number of rows of the block, if all rows take the same."""
         return shares_of((self,), (rows,))[0]
 
 
@@ -193,7 +193,7 @@ class Size(NamedTuple):
 
 NO_SIZE = Size(0, 0, 0)
 _SHORT = 4
-"""Comparing a link with so few others is faster than hashing it."""
+"""Up to this number of links, comparing a link with all others is faster than hashing it."""
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -19,7 +19,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.objects.place import Place
 
 BLOCK = ".block"
-"""How the names of local block files end (``state.formats.blocks``)."""
+"""The suffix of local block files (``state.formats.blocks``)."""
 LOG = "log/"
 MAILBOX = "requests.json"
 STATUS = "status.json"
@@ -30,7 +30,8 @@ QUERIES = "queries/"
 SAVEPOINTS = "savepoints/"
 _MERGED_FOLDER = "merged"
 OTHER_OBJECTS = frozenset({*REPLACED, QUERIES.rstrip("/"), SAVEPOINTS.rstrip("/"), _MERGED_FOLDER})
-"""Names below a root that a store's objects would share. Earlier versions allowed stores with these names."""
+"""Names that a store must not have, because other objects use them. Earlier versions allowed stores with these names.
+"""
 QUERY = "query="
 FAR = 10_000
 """Records of a log are never this far apart."""
@@ -93,7 +94,7 @@ def shared_root(root: str) -> ConfigError:
 
 
 def far_beyond_error(sequence: int) -> CorruptStateError:
-    """Return the error for an object that has the name of a record which the log never reached."""
+    """Return the error for an object with the name of a record whose number the log has not reached."""
     # Cause: The object was copied from another log, or restored without the records before it.
     return CorruptStateError(
         f"The log has record {sequence}, far ahead of all others.",
@@ -135,33 +136,33 @@ def snapshot_prefix(store: str, key_group: int) -> str:
 
 
 def delta_place(store: str, key_group: int, version: int, attempt: str) -> Place:
-    """Return where a key-group's part in a delta is stored, for its encryption."""
+    """Return the place of a key-group's part in a delta, for its encryption."""
     return Place(f"delta/{store}/{key_group}/{version}/{attempt}", f"{delta_name(version, attempt)}/{key_group}")
 
 
 def merged_delta_place(store: str, key_group: int, merged_id: str) -> Place:
-    """Return where a key-group's part in a merged delta is stored, for its encryption."""
+    """Return the place of a key-group's part in a merged delta, for its encryption."""
     text = f"merged-delta/{store}/{key_group}/{merged_id}"
     return Place(text, text)
 
 
 def output_place(store: str, version: int, attempt: str) -> Place:
-    """Return where a store's output rows in a delta are stored, for their encryption."""
+    """Return the place of a store's output rows in a delta, for their encryption."""
     return Place(f"output/{store}/{version}/{attempt}", f"{delta_name(version, attempt)}/output")
 
 
 def snapshot_place(store: str, key_group: int, snapshot_id: str) -> Place:
-    """Return where a snapshot is stored, for its encryption."""
+    """Return the place of a snapshot, for its encryption."""
     return Place(f"snapshot/{store}/{key_group}/{snapshot_id}", snapshot_prefix(store, key_group))
 
 
 def merged_place(store: str, key_group: int, unique: str) -> Place:
-    """Return where a merged part is stored, for its encryption: in a local file with this unique name."""
+    """Return the place of a merged part in a local file with this unique name, for its encryption."""
     return Place(f"merged/{store}/{key_group}/{unique}", snapshot_prefix(store, key_group))
 
 
 def block_place(store: str, name: str) -> Place:
-    """Return where a block is stored, for its encryption: in a local file with this unique name.
+    """Return the place of a block in a local file with this unique name, for its encryption.
 
     A delta or merged delta has the name of its local file: its version and attempt (``sealed_block_name``).
     """

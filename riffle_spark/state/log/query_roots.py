@@ -56,13 +56,13 @@ def has_query(objects: ObjectStore, name: str) -> bool:
 
 
 def stores_of(objects: ObjectStore, name: str) -> list[str]:
-    """Return the names of the stores that a query had at its first start. Empty if the query is gone."""
+    """Return the names of the stores that a query had at its first start. Empty if the query was removed."""
     data = objects.get(f"{paths.QUERIES}{name}")
     return [] if data is None else data.decode(errors="replace").splitlines()
 
 
 def only_root(root: str, options: StoreOptions = _DEFAULTS) -> str:
-    """Return the root with the log that ``root`` names: itself, or that of the only query below it.
+    """Return the root with the log that ``root`` names: ``root`` itself, or the root of the only query below it.
 
     A query that ended before its first batch has no log, and does not count.
 

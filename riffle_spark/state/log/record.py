@@ -254,7 +254,7 @@ def decode(data: bytes, name: str, *, with_entries: bool = True, changed_only: b
         )
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
-        # Cause: The checksum matches, so the record was written like this, by another version or program.
+        # Cause: The checksum matches, so another version or program wrote the record in this form.
         raise CorruptStateError(
             f"The record cannot be read: {error!r}", remedy=_REMEDY, where=name, id="RIFFLE-0418"
         ) from error

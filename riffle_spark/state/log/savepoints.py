@@ -5,7 +5,8 @@ Theory of operation.
 1. A savepoint is an object ``savepoints/<id>`` with the bytes of one whole record: its entries do not refer to a full
    record. So the records around it in the log can be deleted.
 2. The object alone keeps nothing. The savepoint exists once a record of the log lists its id. That record is appended
-   by the query's driver, or by a command under a higher epoch. So the log decides it, in the order of its records.
+   by the query's driver, or by a command under a higher epoch. So the order of the log's records decides whether it
+   exists.
 3. Only a record that the newest record promises becomes a savepoint. Until then a driver deletes only objects that no
    promised record lists, and afterwards it skips all objects that a savepoint of its newest record lists. So nothing of
    a savepoint is ever deleted before the savepoint.
@@ -30,12 +31,12 @@ from riffle_spark.state.objects.store import ObjectStore
 
 _USER_MAX = 100
 _STEPS_BACK_MAX = 64
-"""The batch before is looked for in so many records. Claims and operator requests may be in between."""
+"""The number of records that are searched for the previous batch. Claims and operator requests may be in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSavepoint:
-    """A savepoint to be created: its name, a random id of 32 hexadecimal digits, when (ms) and by whom."""
+    """A savepoint to be created: its name, a random id of 32 hexadecimal digits, the time (ms) and the user."""
 
     name: str
     random_id: str
@@ -44,7 +45,7 @@ class NewSavepoint:
 
 
 def check_addition(savepoints: Collection[RecordedSavepoint], name: str) -> None:
-    """Raise ``ConfigError`` if ``savepoints`` cannot get one with this name."""
+    """Raise ``ConfigError`` if no savepoint with this name can be added to ``savepoints``."""
     check_savepoint_name(name)
     existing = next((savepoint for savepoint in savepoints if savepoint.name == name), None)
     if existing is not None:
@@ -90,7 +91,7 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
             id="RIFFLE-1575",
         )
     history = tuple(_iterate_back(log, record))
-    kept = replace(
+    whole_record = replace(
         record,
         full=record.sequence,
         between=(),
@@ -102,7 +103,7 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
     )
     savepoint_id = paths.snapshot_id(record.version, f"{epoch}-{new.random_id}")
     name = paths.savepoint_name(savepoint_id)
-    data = encode(kept)
+    data = encode(whole_record)
     if not objects.put_if_absent(name, data) and objects.get(name) != data:
         raise UnavailableError(
             "The object of the savepoint was not written.",
@@ -119,8 +120,8 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
 def _committed_ms(history: Sequence[Record]) -> int:
     """Return when the batch of the first record was committed. ``history`` is as of ``_iterate_back``.
 
-    The record of the batch may be gone, for example after a rollback to a savepoint. Then it is the batch's own time,
-    and without a batch the time of the first record.
+    The record of the batch may be deleted, for example after a rollback to a savepoint. Then the result is the batch's
+    own time, and without a batch the time of the first record.
     """
     record = history[0]
     for earlier in history:

@@ -77,7 +77,8 @@ def create_client(host: str, place: str, options: StoreOptions) -> Client:
 
 
 def _authorize(account: str, connection: Mapping[str, str], where: str) -> Authorize:
-    """Return what signs requests: the account's key, a shared access signature, or a token of Microsoft Entra ID.
+    """Return the function that signs requests: with the account's key, a shared access signature, or a token of
+    Microsoft Entra ID.
 
     A key has priority over a signature, and the connection string over environment variables. ``where`` is the place
     for errors.
@@ -193,7 +194,7 @@ class _Token:
         self._expires_at = token.expires_on
 
     def _error(self, error: Exception, is_unreachable: bool) -> RiffleError:
-        """Return the error for a token that could not be got. It does not quote the exception's text."""
+        """Return the error for a token that could not be fetched. It does not quote the exception's text."""
         kind = type(error).__name__
         if is_unreachable:
             return UnavailableError(

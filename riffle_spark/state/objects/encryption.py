@@ -176,7 +176,7 @@ class Keys:
     def _decrypted(self, view: memoryview, header: _Header, place: Place, where: str) -> bytes:
         """Return the Arrow stream of an encrypted part with this ``header``.
 
-        ``place`` is what the part claims to be, and is authenticated. ``where`` is the place for errors. Raises
+        ``place`` is the claimed place of the part, and is authenticated. ``where`` is the place for errors. Raises
         ``RefusedError`` for a missing or wrong key, ``CorruptStateError`` for altered bytes or another place.
         """
         from cryptography.exceptions import InvalidTag
@@ -226,7 +226,10 @@ def key_id_of(data: Data) -> str:
 
 
 def frame_version(data: Data) -> int | None:
-    """Return the version of a part's frame from as many bytes, or ``None`` if it is not encrypted."""
+    """Return the version of a part's frame, or ``None`` if it is not encrypted.
+
+    The first ``HEADER_BYTES_MAX`` bytes are enough.
+    """
     header = _header(memoryview(data).cast("B"))
     return None if header is None else header.frame
 

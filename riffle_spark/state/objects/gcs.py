@@ -227,7 +227,7 @@ class _Token:
         return prepared
 
     def _error(self, error: Exception) -> RiffleError:
-        """Return the error for a token that could not be got. It does not quote the exception's text."""
+        """Return the error for a token that could not be fetched. It does not quote the exception's text."""
         kind = type(error).__name__
         if isinstance(error, google_errors.TransportError) or getattr(error, "retryable", False):
             return UnavailableError(

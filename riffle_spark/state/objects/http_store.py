@@ -1,4 +1,4 @@
-"""Objects in a store that is reached by plain HTTP requests: what Google Cloud Storage and Azure share.
+"""Objects in a store that is reached by plain HTTP requests. Google Cloud Storage and Azure share this code.
 
 A dialect, ``gcs`` or ``azure``, makes the requests and reads the answers. This module sends them. The SDKs of both
 services were measured and not taken (docs/adr/0017-own-requests-to-gcs-and-azure.md).
@@ -98,7 +98,7 @@ def new_session(max_connections: int) -> Any:
 
 
 class _Body:
-    """A body of known length. One that ends early is noticed with every version of urllib3."""
+    """A body of known length. It detects an early end with every version of urllib3."""
 
     def __init__(self, response: Response) -> None:
         self._response = response
@@ -174,7 +174,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
     @property
     @abstractmethod
     def _client_name(self) -> Hashable:
-        """Stores with an equal name share a client in each process."""
+        """The key of the client. Stores with an equal key share a client in each process."""
 
     def _client(self) -> Client:
         """Return this process's client. A lock could be inherited by a fork, and a spare client is harmless."""
@@ -377,7 +377,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
             prepared = session.prepare_request(
                 requests.Request(request.method, request.url, headers, data=body, auth=client.authorize)
             )
-        except RiffleError as error:  # of the credentials: nothing was sent
+        except RiffleError as error:  # an error of the credentials: nothing was sent
             patience.definite += 1
             return Failure(Action.AGAIN if isinstance(error, UnavailableError) else Action.FINAL, error)
         except (requests.exceptions.RequestException, ValueError) as error:
@@ -387,7 +387,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         self.requests.add(_KINDS[request.operation])
         try:
             response: Response = session.send(prepared, timeout=timeout, allow_redirects=False, **environment)
-        except ValueError as error:  # of a URL that requests cannot send to
+        except ValueError as error:  # an error of the URL, which ``requests`` cannot parse
             return Failure(Action.FINAL, self._unsendable(type(error).__name__))
         except (requests.exceptions.RequestException, OSError) as error:
             return self._judge_exception(request.operation, patience, error)

@@ -1,4 +1,4 @@
-"""The loop that S3, GCS and Azure share: limits of a call, its repeats, and reads of a body that may be interrupted.
+"""The calls of S3, GCS and Azure: their limits, their repeats, and reads of bodies that may be interrupted.
 
 A repeat of a conditional put may find the bytes of its own first request. Then ``put_if_absent`` returns ``False``, and
 the caller reads the object. If the repeat is refused, it is unknown whether the object exists.
@@ -58,7 +58,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The action after a failed request, and the error to raise if it does not help.
+    """The action after a failed request, and the error to raise if this action does not help.
 
     ``cause`` is ``None`` if it could repeat credentials.
     """

@@ -55,7 +55,7 @@ class _Request(NamedTuple):
 
 
 class _Body:
-    """botocore's body, with one exception for every way in which it may end early."""
+    """The body of a botocore answer. Every early end raises the same exception."""
 
     def __init__(self, body: StreamingBody) -> None:
         self._body = body

@@ -108,7 +108,7 @@ def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
 
 
 def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:
-    """Send a body at once. To wait for a 100 answer costs a round trip, or a second if the server sends none."""
+    """Send a body at once. Waiting for a 100 answer costs a round trip, or a second if the server sends none."""
     params["headers"].pop("Expect", None)
 
 

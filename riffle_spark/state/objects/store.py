@@ -31,7 +31,7 @@ class ObjectStore(Protocol):
 
     - **Names** are relative paths with ``/``, made only by ``state.log.paths``. No part is empty or starts with a dot.
       Every method checks its names.
-    - **Missing objects** are no errors: ``None`` is returned, or they are skipped.
+    - **Missing objects** are not errors: ``None`` is returned, or they are skipped.
     - **Errors** name the endpoint. ``UnavailableError``: the store did not answer within bounded retries.
       ``RefusedError`` or ``ConfigError``: credentials, rights or the bucket are wrong.
     - **Threads** may share a store. A pickled store reaches the same objects and counts requests from zero.
@@ -69,7 +69,7 @@ class ObjectStore(Protocol):
         """Replace the object durably if it still has ``tag``.
 
         Return the new tag without the bytes, ``None`` if this call did not replace it. The tag is empty if the store
-        does not tell it. Of several callers with the same tag at most one gets a tag. As with ``put_if_absent``,
+        does not return it. Of several callers with the same tag at most one gets a tag. As with ``put_if_absent``,
         ``None`` after a retry may mean that an earlier attempt of this call succeeded, and after ``UnavailableError``
         the object may have either content. So the caller reads it. Create the object with ``put_if_absent``.
         """
@@ -118,7 +118,7 @@ class CopyingStore(Protocol):
     """A store that copies objects from another store of its service without reading their bytes."""
 
     def can_copy_from(self, source: ObjectStore) -> bool:
-        """Return whether objects of ``source`` can be copied so. Sends no request."""
+        """Return whether objects of ``source`` can be copied in this way. Sends no request."""
         ...
 
     def copy_from(self, source: ObjectStore, name: str) -> bool:

@@ -12,16 +12,16 @@ Theory of operation. A copy advances only from a head on the chain of its entry.
 | off it, or there is no intact copy                          | is not empty | restore: snapshot, then all links   |
 
 A copy that is off the chain and not beyond is older than the snapshot or than a delta with the whole state, of an
-attempt that was never listed, or of a line that a rollback gave up. A copy on the chain of the whole entry is never
+attempt that was never listed, or of batches that a rollback gave up. A copy on the chain of the whole entry is never
 beyond, because epochs and versions only grow along a chain. So a cut entry never changes a decision. The whole entry is
 read only if it is needed. A cache's entry is always cut and has nothing before it: its copy off the chain is dropped.
 
 Callers treat *beyond* differently:
 
 - A slot computes from the entry, so it stops with ``OutOfDate``: its driver is fenced or its attempt is late.
-- A standby stays: the log is already further than the order.
-- A snapshot is taken of the copy as it is, because a copy holds committed effects only. If a newer driver has advanced
-  it, none is taken: the older driver does not know the newer one's schema.
+- A standby keeps its copy: the log is already ahead of the order.
+- A snapshot is taken of the present copy, because a copy holds committed effects only. If a newer driver has advanced
+  the copy, no snapshot is taken, because the older driver does not know the newer driver's schema.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,8 @@ def plan_copy(
     """
     plan = plan_by_entry(head, entry, epoch, newest=newest)
     if plan.action == "cut":
-        plan = plan_by_entry(head, read_whole(), epoch, newest=True)  # the cut entry has shown that it is not beyond
+        # The plan by the cut entry has shown that the copy is not beyond.
+        plan = plan_by_entry(head, read_whole(), epoch, newest=True)
         assert plan.action != "cut", "the whole entry is cut"
     return plan
 

@@ -24,7 +24,7 @@ from riffle_spark.state.restore.copy_plan import plan_by_entry, plan_copy
 from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
 _TRIES = 8
-"""Reads of a stack that other processes keep changing, before it counts as intact."""
+"""The number of reads of a stack that other processes keep changing. After them it counts as intact."""
 
 
 class IncomingSnapshots:
@@ -190,7 +190,7 @@ class CopyPlanner:
 def read_head(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
     """Return the head of a member's copy, ``None`` if there is no copy.
 
-    A stack with missing files is dropped, unless it changes meanwhile: a process that merges removes files.
+    A stack with missing files is dropped, unless another process changes it at the same time. A merge removes files.
     """
     if not stacks.has(key_group):
         return None

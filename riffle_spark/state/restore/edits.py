@@ -76,7 +76,7 @@ class StoredState:
 
 @dataclass(frozen=True, slots=True)
 class EditedState:
-    """The result of an edit: the changed entries, how many keys were found, and how many rows of state were added.
+    """The result of an edit: the changed entries, the number of existing keys, and the number of added rows of state.
 
     ``rows_added`` counts as ``Record.row_counts`` does, and is negative if rows were removed. ``object`` is the name of
     the delta, empty if nothing changed.
@@ -233,9 +233,9 @@ def mask_of_keys(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.bool_]:
     Nulls are equal, NaN are equal, and 0.0 equals -0.0.
     """
     names = keys.column_names
-    wanted = encode_keys([one_array(keys.column(name)) for name in names])
+    encoded_keys = encode_keys([one_array(keys.column(name)) for name in names])
     stored = encode_keys([one_array(rows.column(name)) for name in names])
-    mask: npt.NDArray[np.bool_] = pc.is_in(stored, value_set=wanted).to_numpy(zero_copy_only=False)
+    mask: npt.NDArray[np.bool_] = pc.is_in(stored, value_set=encoded_keys).to_numpy(zero_copy_only=False)
     return mask
 
 
@@ -389,7 +389,7 @@ def _clearing_rows(schema: VariableColumns, hits: pa.Table) -> pa.Table:
     is_timer = pc.equal(names, TIMER).to_numpy()
     separator = pa.scalar(b"", pa.large_binary())
     texts = one_array(names).cast(pa.large_binary())
-    # No stored key is the beginning of another, so key and variable need nothing between them.
+    # No stored key is a prefix of another, so key and variable need no separator.
     codes = pc.dictionary_encode(pc.binary_join_element_wise(schema.encoded(hits), texts, separator)).indices.to_numpy()
     _, firsts = np.unique(codes, return_index=True)
     is_first = np.zeros(hits.num_rows, np.bool_)

@@ -185,7 +185,7 @@ class Follower:
     def _create_all(self, copies: Sequence[CopyProgress]) -> None:
         """Create new copies at the start of their chains, except copies that another process has created."""
         for store in {copy.address[0] for copy in copies}:
-            self._planner.stacks(store).refresh()  # a slot may have restored some meanwhile
+            self._planner.stacks(store).refresh()  # a slot may have restored some since
         for copy in copies:
             try:
                 self._create(copy)

@@ -26,7 +26,7 @@ def run_ahead(
 
     Uses up to ``max_threads`` threads, fewer if addresses are limited. Without room for a thread the caller's thread
     does the work. An item starts while the started items that were not yet yielded have fewer than ``bytes_ahead``
-    bytes. It is taken from ``items`` then, in the caller's thread. Close the iterator to cancel items that have not
+    bytes. The caller's thread takes it from ``items`` at this time. Close the iterator to cancel items that have not
     started.
     """
     started: deque[tuple[_Item, Future[_Result]]] = deque()
@@ -77,8 +77,9 @@ class Budget:
         return allowed
 
     def grant(self, length: int, *, part: bool = False) -> int:
-        """Return how many of ``length`` bytes may be fetched now, and take them from the budget: all or none, with
-        ``part`` some.
+        """Return how many of ``length`` bytes may be fetched now, and take them from the budget.
+
+        Grants all bytes or none; with ``part`` it may grant some of them.
 
         The last grant may exceed the budget, by one GET of a delta or up to the smallest useful request.
         """

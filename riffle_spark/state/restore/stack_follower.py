@@ -18,7 +18,7 @@ from riffle_spark.state.restore.stack_parts import StackParts, timer_at_head
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 _GAP_BYTES = 8 << 20
-"""Upkeep gets a delta with one GET unless two parts are further apart."""
+"""Upkeep fetches a delta with one GET, unless two parts are further apart than this."""
 
 
 class StackFollower:
@@ -62,7 +62,7 @@ class StackFollower:
         return parts
 
     def _take_granted(self, runs: Iterator[list[Link]]) -> Iterator[list[Link]]:
-        """Yield runs of links as long as the budget grants their bytes."""
+        """Yield runs of links while the budget grants their bytes."""
         for run in runs:
             if not self._budget.grant(span_bytes(run)):
                 return

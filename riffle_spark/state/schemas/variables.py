@@ -314,8 +314,13 @@ class VariableColumns:
                 values = one_array(rows.column(variable.column).filter(pa.array(is_variable)))
                 map_keys[is_variable] = encoded_keys(values).to_pylist()
                 ids = np.where(is_variable, 0, ids)
-        by = {"key": self.encoded(rows), "number": numbers, "id": ids, "map_key": pa.array(map_keys, pa.large_binary())}
-        return pc.sort_indices(pa.table(by), [(name, "ascending") for name in by])
+        sort_columns = {
+            "key": self.encoded(rows),
+            "number": numbers,
+            "id": ids,
+            "map_key": pa.array(map_keys, pa.large_binary()),
+        }
+        return pc.sort_indices(pa.table(sort_columns), [(name, "ascending") for name in sort_columns])
 
 
 def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
