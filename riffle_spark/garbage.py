@@ -27,5 +27,5 @@ def collect_garbage_rarely() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_threshold() == raised:  # otherwise the block changed them
+        if gc.get_threshold() == raised:  # otherwise the block set its own thresholds
             gc.set_threshold(*usual)

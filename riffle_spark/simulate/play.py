@@ -159,7 +159,7 @@ class Play:
         return MeasuredWorld(view, self.present, self.now, live, sizes, memory, self._traffic(), disks, memories)
 
     def _traffic(self) -> dict[int, Traffic]:
-        """Return the racks that each task's rows come from, in thousandths of the mean task's rows."""
+        """Return each task's rows by the rack that has them, in thousandths of the mean task's rows."""
         parts = np.round(_PARTS * self._rate / (self._rate.mean() or 1.0)).astype(int).tolist()
         return {
             t: Traffic(parts[t], dict.fromkeys(racks, parts[t]), _PARTS)
@@ -173,7 +173,7 @@ class Play:
         return {t: members for t, members in live.items() if members}
 
     def _awaited_members(self) -> dict[MemberId, Member]:
-        """Return the lost members that may still come back, by name; none under a policy without triggers."""
+        """Return the lost members that may still return, by name; none under a policy without triggers."""
         if not self.policy.has_triggers:
             return {}
         oldest = self.now - self.world.protocol["scheduled_rebalance_max_delay"]
@@ -235,9 +235,9 @@ class Play:
 
     def _take_due_reasons(self) -> set[str]:
         """Remove the scheduled reactions that are due, and return their reasons."""
-        due = [alarm for alarm in self._alarms if alarm[0] <= self.now]
+        due_alarms = [alarm for alarm in self._alarms if alarm[0] <= self.now]
         self._alarms = [alarm for alarm in self._alarms if alarm[0] > self.now]
-        return {reason for _, reason, member in due if reason != "waited" or member not in self.live}
+        return {reason for _, reason, member in due_alarms if reason != "waited" or member not in self.live}
 
     def _rebalance_on_alarms(self) -> None:
         """Assign if a scheduled reaction is due and a member is live."""

@@ -1,4 +1,4 @@
-"""Validation of scenario files, and what files of worlds share with it."""
+"""Validate scenario files. World files use the same checks of fields."""
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -216,7 +216,7 @@ def check_scenario(content: Json) -> None:
 def check_unique(kind: str, names: Iterable[object], remedy: str = "Ids must be unique.") -> None:
     """Raise ``ConfigError`` for the first of ``names`` that is repeated.
 
-    ``kind`` names in errors what they are names of. ``remedy`` is its last sentence.
+    ``kind`` is the kind of object that the names stand for. ``remedy`` is the remedy of the error.
     """
     unique: set[object] = set()
     for name in names:

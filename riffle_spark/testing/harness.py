@@ -277,9 +277,9 @@ class Harness:
     def state(self, variable: str | None = None) -> Mapping[Key, object]:
         """Return the committed state by key, a tuple of the key's columns.
 
-        For a processor name the ``variable``: its values are a tuple, a list of tuples, or a dictionary from tuple to
-        tuple. For other operators the values are dictionaries of state columns. Raises ``ConfigError`` if a variable is
-        named for an operator without variables, or is missing for a processor.
+        The state of a processor needs a ``variable``. Its values are a tuple, a list of tuples, or a dictionary from
+        tuple to tuple. For other operators the values are dictionaries of state columns. Raises ``ConfigError`` if a
+        variable is named for an operator without variables, or is missing for a processor.
         """
         return self._committed().columns() if variable is None else self._committed().variable(variable)
 
