@@ -127,8 +127,8 @@ def _enforce_requests(view: View, answer: Assignment, settings: AssignSettings) 
 
 def _is_unsettled(answer: Assignment, broken: Collection[TaskId]) -> bool:
     """Return whether any task outside ``broken`` still has warm-ups, or has another owner than its target."""
-    rest = [task for task in answer.owners if task not in broken]
-    return any(answer.warmups.get(task) or answer.target.get(task) != answer.owners[task] for task in rest)
+    other_tasks = [task for task in answer.owners if task not in broken]
+    return any(answer.warmups.get(task) or answer.target.get(task) != answer.owners[task] for task in other_tasks)
 
 
 def _join_names(tasks: Sequence[object]) -> str:
@@ -281,8 +281,12 @@ def _error_text(error: Exception, name: str) -> str:
     function. ``name`` is the function's name, for errors without such a line.
     """
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    place = f"{PurePath(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name}" if own else name
+    own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
+    place = (
+        f"{PurePath(own_frames[-1].filename).name}, line {own_frames[-1].lineno}, in {own_frames[-1].name}"
+        if own_frames
+        else name
+    )
     return f"{type(error).__name__}: {error} ({place})"
 
 

@@ -22,7 +22,7 @@ def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
 
     1. A member that is back with its copies gets the tasks that it owned.
     2. Every other owner that may stay keeps its tasks.
-    3. A task without an owner goes to a member with a copy.
+    3. A task without an owner moves to a member with a copy.
     4. Tasks move until the members are level. Pins are obeyed at once.
 
     With a rack strategy the min-cost flow of ``owner_target`` replaces the steps. Its non-overlap cost then counts

@@ -39,7 +39,7 @@ def group_alike_tasks(board: Board, settings: AssignSettings) -> AlikeTasks:
     """
     costs = _evaluate_user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}
-    of = []
+    row_of_task = []
     for t, task in enumerate(board.tasks):
         owner = board.owners[t]
         able = board.placeable if owner == NOBODY or board.placeable[owner] else board.may_own
@@ -48,11 +48,11 @@ def group_alike_tasks(board: Board, settings: AssignSettings) -> AlikeTasks:
             allowed = tuple(may and cost is not None for may, cost in zip(able, costs[t], strict=True))
             allowed = allowed if any(allowed) else able
         if board.quarantined and board.quarantined[t]:
-            rest = tuple(may and not board.is_quarantined(t, m) for m, may in enumerate(allowed))
-            allowed = rest if any(rest) else allowed
-        of.append(keys.setdefault((task.id.group, allowed), len(keys)))
+            unquarantined = tuple(may and not board.is_quarantined(t, m) for m, may in enumerate(allowed))
+            allowed = unquarantined if any(unquarantined) else allowed
+        row_of_task.append(keys.setdefault((task.id.group, allowed), len(keys)))
     matrix = np.array([allowed for _, allowed in keys], bool).reshape(len(keys), len(board.members))
-    return AlikeTasks(tuple(of), tuple(group for group, _ in keys), matrix, costs)
+    return AlikeTasks(tuple(row_of_task), tuple(group for group, _ in keys), matrix, costs)
 
 
 def _evaluate_user_costs(board: Board, settings: AssignSettings) -> tuple[tuple[int | None, ...], ...]:
@@ -89,8 +89,8 @@ def _may_stay(board: Board, task: int) -> bool:
     ranks = board.copy_ranks[task]
     if incumbent != board.owners[task] or ranks.get(incumbent, 1) == 0:
         return True
-    own = board.rank(task, incumbent)
-    return all(rank >= own or not board.placeable[m] for m, rank in ranks.items())
+    own_rank = board.rank(task, incumbent)
+    return all(rank >= own_rank or not board.placeable[m] for m, rank in ranks.items())
 
 
 def _find_most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
@@ -247,9 +247,9 @@ def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = 
         return _equal_range(count, slots)
     limits = [count if slot else 0 for slot in slots] if limits is None else limits
     step = _loads_of_one_task(slots)
-    last = _find_final_load(count, slots, limits)
-    fewest = [min(-(-last // step[m]) - 1, limits[m]) if step[m] else 0 for m in range(len(slots))]
-    highest = [min(last // step[m], limits[m]) if step[m] else 0 for m in range(len(slots))]
+    final_load = _find_final_load(count, slots, limits)
+    fewest = [min(-(-final_load // step[m]) - 1, limits[m]) if step[m] else 0 for m in range(len(slots))]
+    highest = [min(final_load // step[m], limits[m]) if step[m] else 0 for m in range(len(slots))]
     if sum(highest) <= count:
         return highest, highest
     return [max(0, low) for low in fewest], highest
@@ -258,8 +258,8 @@ def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = 
 def _equal_range(count: int, slots: Sequence[int]) -> Range:
     """Return the fair range for members that have equal slots or none."""
     members = sum(1 for slot in slots if slot)
-    low, rest = divmod(count, members)
-    high = low + (1 if rest else 0)
+    low, remainder = divmod(count, members)
+    high = low + (1 if remainder else 0)
     return [low if slot else 0 for slot in slots], [high if slot else 0 for slot in slots]
 
 
@@ -281,16 +281,16 @@ def _find_final_load(count: int, slots: Sequence[int], limits: Sequence[int]) ->
     shares = [min(count * slot // total, limits[m]) if slot else 0 for m, slot in enumerate(slots)]
     heap = [((shares[m] + 1) * step[m], m) for m in range(len(shares)) if step[m] and shares[m] < limits[m]]
     heapq.heapify(heap)
-    last = 0
+    final_load = 0
     for _ in range(count - sum(shares)):
         if not heap:
             break
         load, m = heapq.heappop(heap)
-        last = max(last, load)
+        final_load = max(final_load, load)
         shares[m] += 1
         if shares[m] < limits[m]:
             heapq.heappush(heap, (load + step[m], m))
-    if last:
-        return last
+    if final_load:
+        return final_load
     loads = [(shares[m] * step[m], shares[m] < limits[m]) for m in range(len(slots)) if step[m]]
     return max((load for load, may_grow in loads if may_grow), default=0) or max((load for load, _ in loads), default=0)

@@ -52,9 +52,7 @@ class OwnerMove(NamedTuple):
 
 
 def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
-    """Plan the moves from the present owners to ``target``: who owns each task from now on, and whose target member
-    warms up.
-    """
+    """Plan the moves from the present owners to ``target``: the next owner of each task, and the tasks that warm up."""
     owners, ready, pending = _sort_moves(board, target)
     forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
     reachable = [goal if board.live[goal] else owner for goal, owner in zip(target, owners, strict=True)]
@@ -63,8 +61,8 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     made_moves += _make_smooth_moves(loads, [move for move in ready if move not in made_moves], settings)
     for move in made_moves:
         owners[move.task] = move.taker
-    done = set(made_moves)
-    ready = [move for move in ready if move not in done]
+    applied_moves = set(made_moves)
+    ready = [move for move in ready if move not in applied_moves]
     kept_copies = 0 if settings.copies_may_stay else sum(board.rank_without_copy[move.task] > 0 for move in ready)
     warm, stuck = _choose_tasks_to_warm(loads, ready, pending, settings, kept_copies)
     reached = list(target)
@@ -115,8 +113,8 @@ def _sort_moves(board: Board, target: Sequence[int]) -> tuple[list[int], list[Ow
 
 
 def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) -> int:
-    """Return who owns the task from now on: the present owner if its copy is among the most caught up, else ``member``
-    (the target) if its copy is, else ``NOBODY``. ``lowest`` has the best rank of each task.
+    """Return the member that owns the task from now on: the present owner if its copy is among the most caught up, else
+    ``member`` (the target) if its copy is, else ``NOBODY``. ``lowest`` has the best rank of each task.
     """
     owner = board.owners[task]
     if owner != NOBODY and board.rank(task, owner) <= lowest[task]:
@@ -192,10 +190,10 @@ def _choose_tasks_to_warm(
     running = [move for move in pending if loads.warms_up(move)]
     budget = settings.max_warmup_replicas - kept_copies
     chosen, ready = _choose_warmups(loads, ready, running, budget) if running else ([], list(ready))
-    rest = [move for move in pending if move.task not in chosen]
-    added, ready = _choose_warmups(loads, ready, rest, budget - len(chosen))
+    other_moves = [move for move in pending if move.task not in chosen]
+    added, ready = _choose_warmups(loads, ready, other_moves, budget - len(chosen))
     chosen += added
-    remaining = [move for move in rest if move.task not in added]
+    remaining = [move for move in other_moves if move.task not in added]
     if chosen or not (remaining or ready) or settings.max_warmup_replicas == 0:
         return chosen, False
     cycle = find_shortest_cycle(ready, remaining) if settings.copies_may_stay else []
@@ -308,7 +306,7 @@ class WaitingMoves:
     def best_smooth_move(self, loads: Loads) -> OwnerMove | None:
         """Return the smooth move that levels most, or ``None``.
 
-        Of equal moves it is the one closest to caught up, then the first by task.
+        If several moves level equally, it is the move closest to caught up, then the first by task.
         """
         may_give, may_take, ratio = loads.givers_and_takers()
         smooth = np.flatnonzero(self._open & may_give[self._giver] & may_take[self._taker])

@@ -129,13 +129,13 @@ def _subtract_other_tasks(demand: Demand) -> Bounds:
 
 def _widen_bounds(demand: Demand) -> Bounds:
     """Return the bounds widened so that the balanced counts of the demand are within them."""
-    own = _subtract_other_tasks(demand)
+    own_bounds = _subtract_other_tasks(demand)
     counts = balance_counts(demand)
     total = counts.sum(axis=0)
-    low = np.minimum(own.low, counts)
-    high = np.maximum(own.high, counts)
-    member_low = np.minimum(own.member_low, total)
-    member_high = np.maximum(own.member_high, total)
+    low = np.minimum(own_bounds.low, counts)
+    high = np.maximum(own_bounds.high, counts)
+    member_low = np.minimum(own_bounds.member_low, total)
+    member_high = np.maximum(own_bounds.member_high, total)
     if len(set(demand.slots[demand.slots > 0].tolist())) > 1:
         low = np.zeros_like(low)
         high = high + int(demand.stateless)
@@ -171,12 +171,12 @@ def _solve_by_flow(
     target = [NOBODY] * len(board.tasks)
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
     for c, (task_class, tasks) in enumerate(classes):
-        rest = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in task_class.direct})
+        unplaced_tasks = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in task_class.direct})
         for zone, _, _ in task_class.edges:
             count = flow.to_zone.get((c, zone), 0)
-            waiting[task_class.row, zone] += rest[:count]
-            rest = rest[count:]
-        assert not rest, "the flow places every task"
+            waiting[task_class.row, zone] += unplaced_tasks[:count]
+            unplaced_tasks = unplaced_tasks[count:]
+        assert not unplaced_tasks, "the flow places every task"
     for (row, zone), tasks in sorted(waiting.items()):
         room = {m: flow.from_zone.get((row, m), 0) for m in zones.members[zone]}
         _spread_in_zone(board, target, sorted(tasks), room)
@@ -216,11 +216,11 @@ class _ZoneCosts:
         if not self._rows.costs and not self._board.quarantined:
             return by_zone
         users = self._rows.costs[task] if self._rows.costs else (0,) * len(self.zones.zone_of)
-        own: list[int | None] = [None] * len(by_zone)
+        owner_costs: list[int | None] = [None] * len(by_zone)
         for m, zone in enumerate(self.zones.zone_of):
             if zone >= 0 and self._rows.allowed[self._rows.row_of[task], m]:
-                own[zone] = by_zone[zone] + (users[m] or 0)
-        return own
+                owner_costs[zone] = by_zone[zone] + (users[m] or 0)
+        return owner_costs
 
     def _standby_parts(self, task: int) -> tuple[int, ...]:
         """Return, for each zone that the owner may be in, the fewest parts that the task's standbys read across
@@ -287,12 +287,12 @@ def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -
 
     Return the other tasks.
     """
-    rest = sorted(tasks)
+    unplaced_tasks = sorted(tasks)
     for m, count in sorted(room.items()):
-        for t in rest[:count]:
+        for t in unplaced_tasks[:count]:
             target[t] = m
-        rest = rest[count:]
-    return rest
+        unplaced_tasks = unplaced_tasks[count:]
+    return unplaced_tasks
 
 
 def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:

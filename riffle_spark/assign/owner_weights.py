@@ -81,7 +81,7 @@ class _Work:
         return (self._load[member] + weight) / self._slots[member]
 
     def lightest(self, task: int, members: Sequence[int]) -> int:
-        """Return the one of ``members`` that may own the task and has the least work per slot."""
+        """Return the member of ``members`` with the least work per slot that may own the task."""
         allowed = [m for m in members if self._rows.allowed[self._rows.row_of[task], m]] or members
         return min(allowed, key=lambda m: (self.work_per_slot(m, self.weights[task]), m))
 

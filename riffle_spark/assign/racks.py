@@ -1,4 +1,4 @@
-"""Compute the cost of reading across racks, and move standbys to where it is lower (KIP-925).
+"""Compute the cost of reading across racks, and move standbys to members with a lower cost (KIP-925).
 
 KIP-925 swaps pairs of standbys while that helps. Without tags the choice is a flow from tasks to racks, and the result
 is exact. With tags, equal values must stay apart, so pairs are swapped.

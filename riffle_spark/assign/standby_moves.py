@@ -3,8 +3,8 @@
 Standbys are the next most caught-up members after the owner. If the target is not among them, it warms up, unless
 owners need all warm-ups. A running warm-up of a standby has precedence over a new warm-up of an owner.
 
-A standby that is a pointer needs no copy. It is at its target at once and never warms up. Its member keeps no copy, so
-a target that warms up to become the owner is not a standby meanwhile.
+A standby that is a pointer needs no copy. It is at its target at once and never warms up. Its member keeps no copy. So
+a member that warms up to become the owner is not a standby until then.
 """
 
 from collections.abc import Collection, Sequence
@@ -72,9 +72,9 @@ def _start_owner_warmups(
     owners do not take.
     """
     warmups: list[list[int]] = [[] for _ in board.tasks]
-    needed = [t for t in plan.warm if plan.target[t] not in standbys[t]]
-    running = [t for t in needed if plan.target[t] in board.warmups[t]]
-    fresh = [t for t in needed if t not in running]
+    missing_tasks = [t for t in plan.warm if plan.target[t] not in standbys[t]]
+    running = [t for t in missing_tasks if plan.target[t] in board.warmups[t]]
+    fresh = [t for t in missing_tasks if t not in running]
     started = [*running, *fresh[: max(limit - reserved - len(running), 0)]]
     for t in started:
         warmups[t].append(plan.target[t])
@@ -87,8 +87,8 @@ def _start_owner_warmups(
 
 
 def _choose_standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> list[int]:
-    """Return the standbys of a task from now on: the most caught-up members besides the owner. Of equals, members of
-    the target are first, then present standbys.
+    """Return the standbys of a task from now on: the most caught-up members besides the owner. Among members with equal
+    lags, those of the target are first, then present standbys.
 
     Pointers are placed at the target at once. A member that warms up to become owner is not a standby then.
     """
@@ -121,8 +121,8 @@ def _least_loaded(task: int, plan: OwnerPlan, copies: Copies, members: Collectio
     able = sum(1 for m in members if m != plan.owners[task] and may_own[m])
     if able >= count:
         return []
-    rest = [m for m, may in enumerate(may_own) if may and m not in members]
-    return sorted(rest, key=lambda m: (copies.load[m], m))[:count]
+    other_members = [m for m, may in enumerate(may_own) if may and m not in members]
+    return sorted(other_members, key=lambda m: (copies.load[m], m))[:count]
 
 
 def _take_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:

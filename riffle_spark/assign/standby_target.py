@@ -295,7 +295,7 @@ def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Per member: the values of the configured tags, the rack if no tag counts, and the zone (equal in these)."""
+    """The tag values, rack and zone of each member. The rack counts only if no tag does. A zone has equal values."""
 
     tags: tuple[tuple[str | None, ...], ...]
     racks: tuple[str | None, ...]
