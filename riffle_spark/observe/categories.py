@@ -12,7 +12,7 @@ OTHER: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """What the colours mean.
+    """The meaning of the colours.
 
     Attributes:
         kind: what the categories are.

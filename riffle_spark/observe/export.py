@@ -1,4 +1,4 @@
-"""Run exporters beside the batches.
+"""Run exporters in threads of their own.
 
 Theory of operation.
 
@@ -36,7 +36,7 @@ class Exporter(Protocol):
 
     @property
     def name(self) -> str:
-        """What it writes, for warnings, such as ``report_file``."""
+        """The name of the exporter in warnings, such as ``report_file``."""
         ...
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:
@@ -48,7 +48,7 @@ class Exporter(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is waiting, and free all resources. Called once, after the last ``export``."""
+        """Send the waiting figures, and free all resources. Called once, after the last ``export``."""
         ...
 
 
@@ -89,13 +89,13 @@ class Exporters:
     def publish_again(self, time_ms: int, batch_seconds: float) -> None:
         """Pass the last facts again as of ``time_ms``, because a batch has run for ``batch_seconds``.
 
-        Without any, do nothing.
+        Do nothing if there are no last facts.
         """
         if self._last is not None:
             self.publish(None, replace(self._last.facts, time_ms=time_ms, batch_seconds=batch_seconds))
 
     def close(self, seconds: float) -> None:
-        """Let the exporters send what is waiting and close them. Wait at most ``seconds`` for all. Idempotent."""
+        """Let the exporters send the waiting figures, and close them. Wait at most ``seconds`` for all. Idempotent."""
         atexit.unregister(self.close)
         deadline = self._seconds() + seconds
         for outlet in self._outlets:

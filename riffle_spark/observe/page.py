@@ -130,8 +130,8 @@ def _json_block(name: str, text: str) -> Markup:
 
 def _policy() -> str:
     """Return the content security policy: only this page's own style and script, and no requests."""
-    own = f"style-src {_digest(_style())}; script-src {_digest(_script())}"
-    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {own}"
+    own_sources = f"style-src {_digest(_style())}; script-src {_digest(_script())}"
+    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {own_sources}"
 
 
 def _digest(text: str) -> str:

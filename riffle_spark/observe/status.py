@@ -98,7 +98,7 @@ class Status:
     """The status of a query.
 
     Attributes:
-        facts: what the driver knows.
+        facts: the facts of the driver.
         state: ``running`` during or shortly after a batch; ``idle``; ``paused`` by an operator
             (``facts.paused_since_ms``); ``stopped``; ``failed`` if an error ended it (``facts.failure``).
         product: the version of riffle_spark that wrote it.

@@ -78,7 +78,7 @@ _Steering: TypeAlias = tuple[int, int | None, tuple[tuple[str, int, int, int], .
 
 
 def _steering(facts: DriverFacts) -> _Steering:
-    """Return what changes by operators: the newest answer, the pause, and the copies of drained members."""
+    """Return the values that operators change: the newest answer, the pause, and the copies of drained members."""
     drained = (member for member in facts.members if member.state == "drained")
     return (
         facts.answered,
@@ -88,7 +88,7 @@ def _steering(facts: DriverFacts) -> _Steering:
 
 
 class StatusHistory:
-    """Collects what a status has beyond the facts and the moves: the last batches and warnings."""
+    """Collects the last batches and warnings for a status."""
 
     def __init__(self) -> None:
         """Create an empty history."""

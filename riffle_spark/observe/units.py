@@ -5,7 +5,7 @@ from typing import Final
 
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PERIODS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
-"""Seconds of a larger unit, its name, and the same of the smaller unit beside it."""
+"""Seconds of a larger unit, its name, and the same of the next smaller unit."""
 
 
 def show_count(number: float) -> str:

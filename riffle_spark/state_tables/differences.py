@@ -26,7 +26,7 @@ DELETE: Final = "delete"
 
 
 class Difference(NamedTuple):
-    """Rows of some keys before and after: ``changes[i]`` tells how row ``i`` changed.
+    """Rows of some keys before and after: ``changes[i]`` is the change of row ``i``.
 
     Both tables have the same number of rows. A row is null in ``before`` if it was inserted, in ``after`` if it was
     deleted.
@@ -45,12 +45,16 @@ def iterate_differences(
     old_entries = before.view.entries(before.store, chosen)
     new_entries = after.view.entries(after.store, chosen)
     for key_group in sorted(old_entries.keys() | new_entries.keys()):
-        old = old_entries.get(key_group)
-        new = new_entries.get(key_group)
-        if old is not None and new is not None and (old.head, old.timer_ms) == (new.head, new.timer_ms):
+        old_entry = old_entries.get(key_group)
+        new_entry = new_entries.get(key_group)
+        if (
+            old_entry is not None
+            and new_entry is not None
+            and (old_entry.head, old_entry.timer_ms) == (new_entry.head, new_entry.timer_ms)
+        ):
             continue
         sides: list[pa.Table] = []
-        for table, entry in ((before, old), (after, new)):
+        for table, entry in ((before, old_entry), (after, new_entry)):
             try:
                 reader = table.view.new_reader()
                 entries = {} if entry is None else {key_group: entry}
@@ -72,12 +76,12 @@ def compare_rows(before: pa.Table, after: pa.Table) -> Difference:
     ids_before = _encode_identity(before)
     ids_after = _encode_identity(after)
     place_before = pc.index_in(ids_after, value_set=ids_before)
-    both = np.flatnonzero(place_before.is_valid().to_numpy(zero_copy_only=False))
-    matching = place_before.take(pa.array(both))
+    common_rows = np.flatnonzero(place_before.is_valid().to_numpy(zero_copy_only=False))
+    matching = place_before.take(pa.array(common_rows))
     compared = [field.name for field in after.schema if _role_of(field) in (b"state", b"due")]
     old_rows = before.select(compared).take(matching)
-    new_rows = after.select(compared).take(pa.array(both))
-    updated = np.flatnonzero(mask_differing_rows(old_rows.columns, new_rows.columns, len(both)))
+    new_rows = after.select(compared).take(pa.array(common_rows))
+    updated = np.flatnonzero(mask_differing_rows(old_rows.columns, new_rows.columns, len(common_rows)))
     inserted = pc.indices_nonzero(place_before.is_null())
     deleted = pc.indices_nonzero(pc.invert(pc.is_in(ids_before, value_set=ids_after)))
     changes = np.repeat([INSERT, UPDATE, DELETE], [len(inserted), len(updated), len(deleted)])
@@ -89,7 +93,7 @@ def compare_rows(before: pa.Table, after: pa.Table) -> Difference:
         ]
     )
     rows_after = pa.concat_arrays(
-        [inserted.cast(pa.int64()), pa.array(both[updated], pa.int64()), pa.nulls(len(deleted), pa.int64())]
+        [inserted.cast(pa.int64()), pa.array(common_rows[updated], pa.int64()), pa.nulls(len(deleted), pa.int64())]
     )
     return Difference(pa.array(changes, pa.string()), _take(before, rows_before), _take(after, rows_after))
 

@@ -204,9 +204,9 @@ class _SparseSnapshot:
 
     def _fetch_needed(self) -> None:
         """Fetch the ranges that were added."""
-        needed = self._needed
+        ranges = self._needed
         self._needed = []
-        self._fetch(needed)
+        self._fetch(ranges)
 
     def _fetch(self, ranges: Sequence[_Range]) -> None:
         """Fetch ranges that were not fetched yet. Ranges with small gaps are joined."""

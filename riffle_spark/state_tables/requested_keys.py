@@ -1,7 +1,7 @@
 """Keys that a caller asks for, in the columns of a store's key.
 
 As Python values a key is a value, or for several columns a sequence in their order or a mapping by column. Keys in JSON
-are first made a table (``json_keys``).
+are first converted to a table (``json_keys``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
