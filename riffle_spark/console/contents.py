@@ -116,8 +116,10 @@ def _edits_table(records: "Sequence[LoggedRecord]") -> Table:
     for record in records:
         edit = record.edit
         if edit:
-            by = f"{edit.get('user')}@{edit.get('host')}"
-            table.add(record.sequence, edit.get("action"), edit.get("store"), edit.get("keys"), by, edit.get("reason"))
+            editor = f"{edit.get('user')}@{edit.get('host')}"
+            table.add(
+                record.sequence, edit.get("action"), edit.get("store"), edit.get("keys"), editor, edit.get("reason")
+            )
     return table
 
 

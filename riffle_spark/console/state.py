@@ -166,8 +166,11 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
         shown = slice(0, max(0, limit - len(changes)))
         old_rows = to_json_rows(difference.before[shown])
         new_rows = to_json_rows(difference.after[shown])
-        for change, old, new in zip(difference.changes[shown].to_pylist(), old_rows, new_rows, strict=True):
-            sides = {"before": None if change == "insert" else old, "after": None if change == "delete" else new}
+        for change, old_row, new_row in zip(difference.changes[shown].to_pylist(), old_rows, new_rows, strict=True):
+            sides = {
+                "before": None if change == "insert" else old_row,
+                "after": None if change == "delete" else new_row,
+            }
             changes.append({"change": change, **sides})
     versions = {"from": before.view.record.version, "to": after.view.record.version}
     if as_json:
@@ -279,5 +282,5 @@ def _as_table(rows: list[dict[str, object]]) -> Table:
 
 
 def _show(value: object) -> str:
-    """Return a value for people: texts as they are, everything else as JSON."""
+    """Return a value as text for a terminal: a text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

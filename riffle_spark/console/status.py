@@ -227,7 +227,7 @@ def _written_text(state: "RootStatus") -> str:
 
 
 def _members(state: "RootStatus") -> Table:
-    """Return the members with what they own and warm up."""
+    """Return the members with the number of their copies, and their lags."""
     columns = (
         "MEMBER",
         "EXECUTOR",
@@ -295,7 +295,7 @@ def _settings(status: "Status") -> Table:
 
 
 def _remaining(member: "MemberFacts") -> str | None:
-    """Return what a member's warm-ups still have to read, and for how long."""
+    """Return the bytes that a member's warm-ups still have to read, and the estimated time."""
     if not member.warmups:
         return None
     time = "" if member.warmup_seconds is None else f", {show_duration(member.warmup_seconds)}"

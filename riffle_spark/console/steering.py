@@ -126,7 +126,7 @@ def _show(mailroom: "Mailroom", listed: "ListedRequest", more: dict[str, object]
 
 
 def _wait_until_empty(mailroom: "Mailroom", request: "MailboxRequest", seconds: float, *, as_json: bool) -> None:
-    """Wait up to ``seconds`` for the answer to a drain, and as long again until its member is empty.
+    """Wait up to ``seconds`` for the answer to a drain, and up to ``seconds`` more until its member is empty.
 
     Print progress, and exit with a code.
     """
@@ -137,41 +137,49 @@ def _wait_until_empty(mailroom: "Mailroom", request: "MailboxRequest", seconds: 
         not_in_time = _NOT_RUNNING if stop else _NOT_IN_TIME
         click.get_current_context().exit(not_in_time if listed.state == "pending" else 1)
     echo(_line(listed), err=as_json)
-    left: DrainProgress | None = None
+    last_progress: DrainProgress | None = None
     for progress in mailroom.watch_drain(listed, seconds):
-        left = progress
+        last_progress = progress
         echo(_text_of_progress(request, progress), err=as_json)
-    _end_of_drain(listed, left, as_json=as_json)
+    _end_of_drain(listed, last_progress, as_json=as_json)
 
 
-def _text_of_progress(request: "MailboxRequest", seen: "DrainProgress") -> str:
+def _text_of_progress(request: "MailboxRequest", progress: "DrainProgress") -> str:
     """Return what a drained member still has, as a line of text."""
     counts = [
         f"{number} {noun if number == 1 else noun + 's'}"
-        for number, noun in ((seen.owned, "key-group"), (seen.standbys, "standby"), (seen.warmups, "warm-up"))
+        for number, noun in (
+            (progress.owned, "key-group"),
+            (progress.standbys, "standby"),
+            (progress.warmups, "warm-up"),
+        )
         if number
     ]
     return f"Member {request.arguments['member']} has {', '.join(counts) or 'no copy that is needed'}"
 
 
-def _end_of_drain(listed: "ListedRequest", left: "DrainProgress | None", *, as_json: bool) -> None:
-    """Print how a drain ended that the command waited for. Exit with its code."""
+def _end_of_drain(listed: "ListedRequest", last_progress: "DrainProgress | None", *, as_json: bool) -> None:
+    """Print the end of a drain that the command waited for. Exit with its code."""
     member = listed.request.arguments["member"]
-    if left is None:
+    if last_progress is None:
         code, text = (
             _NOT_IN_TIME,
             f"Nothing is known about {member} since the answer, because the query wrote no status.",
         )
-    elif left.is_empty:
+    elif last_progress.is_empty:
         code, text = 0, f"Member {member} is empty. Its executor can be stopped."
-    elif not left.is_drained:
+    elif not last_progress.is_drained:
         code, text = 1, f"Another request has ended the drain of member {member}."
-    elif left.stopped:
-        code, text = _NOT_RUNNING, f"{left.stopped} The drain continues when it runs."
+    elif last_progress.stopped:
+        code, text = _NOT_RUNNING, f"{last_progress.stopped} The drain continues when it runs."
     else:
         code, text = _NOT_IN_TIME, f"Member {member} is not empty yet. The drain continues."
     if as_json:
-        counts = {} if left is None else {"owned": left.owned, "standbys": left.standbys, "warmups": left.warmups}
+        counts = (
+            {}
+            if last_progress is None
+            else {"owned": last_progress.owned, "standbys": last_progress.standbys, "warmups": last_progress.warmups}
+        )
         echo(json.dumps({**listed.to_json(), **counts, "is_empty": code == 0, "warning": "" if code == 0 else text}))
     else:
         echo(text)

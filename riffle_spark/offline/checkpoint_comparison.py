@@ -19,7 +19,7 @@ def describe_mismatch(
 
     ``records`` are the intact records of the root, by number. ``newer_records`` reads those that were appended since.
     A running query commits to the log, and then to its checkpoint. So the checkpoint is read after ``tail``, and must
-    match it or a record that was appended before the second look at the log.
+    match it or a record that was appended before the second read of the log.
     """
     query_id = checkpoint.find_query_id()
     if query_id is None:

@@ -57,7 +57,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The description of an export: the store with its recorded schema, and what else the log has about it.
+    """The description of an export: the store, its recorded schema, and its other entries in the log.
 
     ``row_count`` is the number of state rows, ``None`` if it is unknown.
     """
@@ -77,14 +77,14 @@ class Export:
 
 
 def url_of(path: str) -> str:
-    """Return the URL of a place: a URL as it is, or that of a local path."""
+    """Return the URL of a local path. Return a URL unchanged."""
     return path if "://" in path else f"file://{Path(path).absolute()}"
 
 
 def export_state(
     root: str, store: str, to: str, *, options: StoreOptions | None = None, encryption_keys: str | None = None
 ) -> Exported:
-    """Write the newest state of a store as Parquet files, which are not encrypted. The query may run meanwhile.
+    """Write the newest state of a store as Parquet files, which are not encrypted. The query may run during this.
 
     Args:
         root: where the state is stored.
@@ -98,7 +98,7 @@ def export_state(
 
     Raises:
         ConfigError: the root has no such store, or ``to`` is not empty.
-        CorruptStateError: objects are damaged, or the query's retention deleted them meanwhile.
+        CorruptStateError: objects are damaged, or the query's retention deleted them during the call.
     """
     options = options or StoreOptions()
     opened = open_root(root, options, encryption_keys)
@@ -206,7 +206,7 @@ def load_state(
     Args:
         root: where the state is to be stored.
         source: the folder of the export.
-        editor: who loads, and why.
+        editor: the operator who loads, and the reason.
         key_groups: the number of key-groups of a new root.
         store: the name that the store gets; ``None`` for that of the export.
         options: how to reach both.
@@ -218,7 +218,7 @@ def load_state(
 
     Raises:
         ConfigError: there is no export, the root has the store, or keys are not dispatched by key-group.
-        ConflictError: the query continued meanwhile.
+        ConflictError: the query continued during the call.
     """
     options = options or StoreOptions()
     objects = open_store(url_of(source), options)

@@ -137,7 +137,7 @@ def _locked_folder(temporary: Path) -> Iterator[Path]:
 
 
 def _targets_of(schema: StoreSchema, state: pa.Table, source: int, new_shards: NewShards) -> npt.NDArray[np.int32]:
-    """Return the new shard of each row. ``new_shards`` is asked once per key of shard ``source``."""
+    """Return the new shard of each row. ``new_shards`` gets each key of shard ``source`` once."""
     numbers, firsts = group_keys(schema.encoded(state))
     return new_shards(source, state.select(schema.routing).take(pa.array(firsts)))[numbers]
 

@@ -1,4 +1,4 @@
-"""Read what a root contains: the records of its log, its stores, and the place of a key. Writes nothing."""
+"""Read the contents of a root: the records of its log, its stores, and the place of a key. Writes nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -38,7 +38,7 @@ class LoggedRecord:
 
     Attributes:
         sequence: its number.
-        kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt``, ``dispatch`` or
+        kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt``, ``dispatch``,
             ``savepoint`` or ``state`` (state that an operator changed).
         version: the newest batch after it, -1 for none.
         time_ms: when it was written, in milliseconds since the epoch.
@@ -183,8 +183,8 @@ def _current_before(objects: ObjectStore, tail: Record, end: int) -> int:
 
     If there was no later rollback, that takes one request.
     """
-    last = read_record(objects, end - 1)
-    if last is not None and last.rollbacks == tail.rollbacks:
+    last_record = read_record(objects, end - 1)
+    if last_record is not None and last_record.rollbacks == tail.rollbacks:
         return end - 1
     current = tail.sequence
     for record in read_back(objects, range(end, tail.sequence + 1)):

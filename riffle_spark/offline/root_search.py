@@ -16,7 +16,7 @@ _RECORDS = f"{paths.LOG}00000000"
 
 @dataclass(frozen=True, slots=True)
 class RootSearch:
-    """The roots below a prefix, sorted. ``is_complete`` is false if some folders were not looked into."""
+    """The roots below a prefix, sorted. ``is_complete`` is false if some folders were not listed."""
 
     roots: tuple[str, ...]
     is_complete: bool
@@ -27,7 +27,7 @@ def find_roots(
 ) -> RootSearch:
     """Return the roots of queries below a prefix, down to ``depth`` folders.
 
-    A root has a folder ``log`` with a record of a query. Below a root only the roots of wrapped queries are looked for.
+    A root has a folder ``log`` with a record of a query. Below a root only the roots of wrapped queries are searched.
     Sends one LIST for each of at most ``folders_max`` folders, those near the prefix first, and one more for each with
     a folder ``log``.
     """

@@ -1,4 +1,4 @@
-"""Read the status of a query below its root, beside the running query or after it.
+"""Read the status of a query below its root, while the query runs or after it has ended.
 
 Two objects are read: ``status.json``, which the driver writes at most once a minute, and the newest record of the log,
 for the last commit. Without a status, members and owners are those of the log.

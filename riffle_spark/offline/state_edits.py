@@ -61,7 +61,7 @@ class KeyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Editor:
-    """Who changes state, and why. The record of the change has both."""
+    """The operator who changes state, and the reason. The record of the change has both."""
 
     reason: str
     user: str = ""
@@ -95,7 +95,7 @@ class Editor:
         return cls(reason, user, socket.gethostname())
 
     def to_record(self, action: str, store: str, keys: int) -> dict[str, object]:
-        """Return the ``edit`` of a record: the action, the store, the number of keys, who and why."""
+        """Return the ``edit`` of a record: the action, the store, the number of keys, the operator and the reason."""
         return {
             "action": action,
             "store": store,
@@ -191,7 +191,7 @@ def delete_keys(
         store: the store of the keys.
         keys: the keys. A file may omit key columns by which rows are not routed; then it names all keys with its
             values.
-        editor: who deletes, and why.
+        editor: the operator who deletes, and the reason.
         variable: delete only this variable of a processor. Otherwise all variables and timers of the keys.
         options: how to reach the object store.
         encryption_keys: the setting of the same name.
@@ -202,7 +202,7 @@ def delete_keys(
 
     Raises:
         ConfigError: the root has no state, or keys, store or variable do not fit.
-        ConflictError: the query continued meanwhile.
+        ConflictError: the query continued during the call.
 
     Example:
         >>> delete_keys("s3://bucket/visits", "visits", KeyChoice("ann"), Editor("ticket 7"))  # doctest: +SKIP
@@ -275,10 +275,10 @@ def _change(opened: OpenRoot, edit: EditOfState, editor: Editor, *, execute: boo
                 record["variable"] = edit.variable
             draft = opened.draft(record, _row_counts(tail, edit.store, edited))
             opened.log.append(draft, manifest.with_entries(edited.entries))
-    what = f"variable {edit.variable!r} of " if edit.variable else ""
+    subject = f"variable {edit.variable!r} of " if edit.variable else ""
     undo = command("rollback", "--execute", root=opened.root, to=f"record:{tail.sequence}", checkpoint="CHECKPOINT")
     steps = (
-        f"{action} {what}{edited.keys} of {edit.keys.num_rows} given keys in store {edit.store!r}, in "
+        f"{action} {subject}{edited.keys} of {edit.keys.num_rows} given keys in store {edit.store!r}, in "
         f"{len(edited.entries)} key-groups, as of batch {tail.version}",
         f"append a record with the reason {editor.reason!r}; while record {tail.sequence} is retained, this undoes it: "
         f"{undo}",
@@ -309,8 +309,8 @@ def read_keys(keys: KeyChoice, schema: StoreSchema) -> pa.Table:
     try:
         table = pq.read_table(keys.file)
         check_known("column", table.column_names, schema.key.names, source="the file", where=str(keys.file))
-        wanted = pa.schema([field for field in schema.key if field.name in table.column_names])
-        return cast_table(table.select(wanted.names), wanted).combine_chunks()
+        key_schema = pa.schema([field for field in schema.key if field.name in table.column_names])
+        return cast_table(table.select(key_schema.names), key_schema).combine_chunks()
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"The file of keys cannot be read: {error}",

@@ -57,7 +57,7 @@ class ListedRequest:
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """What a member has after a request to drain it was applied.
+    """The copies that a member still has after a request to drain it was applied.
 
     Attributes:
         owned: key-groups that it owns.
@@ -93,7 +93,7 @@ class Mailroom:
         self._tail = self._newest_record()
 
     def _newest_record(self) -> Record:
-        """Read the newest record, again if the query commits meanwhile."""
+        """Read the newest record. Repeat the read if the query commits at the same time."""
         for tries_left in range(_OPEN_TRIES - 1, -1, -1):
             log = Log(self._objects, self.root)
             try:
@@ -162,7 +162,7 @@ class Mailroom:
     def describe_stop(self, state: RootStatus | None = None) -> str:
         """Return why the query answers no requests now, as its status shows it. Empty if it runs or has no status.
 
-        ``state`` is the status; without it, it is read.
+        ``state`` is the status. If it is missing, this reads it.
         """
         try:
             state = state or read_status(self.root, self._options)
@@ -180,16 +180,19 @@ class Mailroom:
         return ""
 
     def drain_progress(self, drain: ListedRequest) -> DrainProgress | None:
-        """Return what the member of an applied drain has. ``None`` if nothing newer than the answer is known yet.
+        """Return the progress of an applied drain, ``None`` if nothing newer than the answer is known yet.
 
-        It is read from the status. Without one, from the newest record, which an idle query does not write.
+        It is read from the status. If there is no status, it is read from the newest record. An idle query writes no
+        records.
         """
         state = read_status(self.root, self._options)
         stopped = self.describe_stop(state)
         if state.status is not None and state.facts.answered < drain.request.number and not stopped:
             return None
         name = drain.request.arguments["member"]
-        member = next((each for each in state.facts.members if name in (each.id, each.executor)), None)
+        member = next(
+            (candidate for candidate in state.facts.members if name in (candidate.id, candidate.executor)), None
+        )
         drained = read_requests(state.record.orders).drained
         if member is None:  # it has left the query
             return DrainProgress(0, 0, 0, stopped=stopped)
@@ -197,9 +200,9 @@ class Mailroom:
         return DrainProgress(member.owned, member.standbys, member.warmups, is_drained, stopped)
 
     def watch_drain(self, drain: ListedRequest, seconds: float) -> Iterator[DrainProgress]:
-        """Yield what the member of an applied drain has, at first and after each change.
+        """Yield the progress of an applied drain, at first and after each change.
 
-        End once it is empty, the drain has ended, the query has stopped, or ``seconds`` have passed.
+        Stop once the member is empty, the drain has ended, the query has stopped, or ``seconds`` have passed.
         """
         deadline = time.monotonic() + seconds
         previous = None
@@ -224,7 +227,7 @@ class Mailroom:
 
 def _listed(request: MailboxRequest, answers: tuple[Answer, ...]) -> ListedRequest:
     """Return a request with its answer."""
-    answer = next((each for each in answers if each.number == request.number), None)
+    answer = next((candidate for candidate in answers if candidate.number == request.number), None)
     if answer is not None:
         return ListedRequest(request, answer.state, answer)
     return ListedRequest(request, "answered" if request.number <= last_number(answers) else "pending")

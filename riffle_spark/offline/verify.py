@@ -91,8 +91,8 @@ def verify(
 ) -> Verified:
     """Check everything that the retained records and savepoints of a root list, and whether ``checkpoint`` matches.
 
-    Sends GETs and LISTs only. If the query runs meanwhile, objects that its retention deletes may be among the findings
-    of older batches. ``encryption_keys`` is the setting. Raises ``UnavailableError`` if the store does not answer, and
+    Sends GETs and LISTs only. If the query runs during the check, findings of older batches may name objects that its
+    retention deletes. ``encryption_keys`` is the setting. Raises ``UnavailableError`` if the store does not answer, and
     ``ConfigError`` if it cannot be read or no keys are set for encrypted state.
     """
     options = options or StoreOptions()
@@ -133,9 +133,9 @@ def _read_log(verification: _Verification, root: str) -> None:
     """Read all records into ``verification``. Add findings for damaged records, gaps and foreign objects."""
     names = verification.names
     sequences = sorted(s for s in map(paths.parse_record_name, names) if s is not None)
-    known = (name for name in names if not paths.is_of_shared_root(name) and name not in paths.REPLACED)
+    own_names = (name for name in names if not paths.is_of_shared_root(name) and name not in paths.REPLACED)
     foreign = [
-        name for name in known if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
+        name for name in own_names if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
     ]
     if foreign and len(foreign) == len(names):
         verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct the root.")
@@ -206,8 +206,8 @@ def _lost_below(verification: _Verification, first: int, tail: Record | None) ->
     if tail is None:
         return set()
     promised = [record for record in verification.records.values() if record.sequence >= tail.promised]
-    needed = {tail.full, *(record.full for record in promised), *range(tail.promised, first)[-_GAP_MAX:]}
-    return {sequence for sequence in needed if sequence < first}
+    needed_records = {tail.full, *(record.full for record in promised), *range(tail.promised, first)[-_GAP_MAX:]}
+    return {sequence for sequence in needed_records if sequence < first}
 
 
 def _first_sequence(verification: _Verification, tail: Record | None) -> int:
@@ -465,10 +465,10 @@ def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]
         return False
     if not verification.records.keys() >= {*record.bases}:
         return False
-    needed: set[str] = set()
+    needed_places: set[str] = set()
     for store, key_group, part in _parts_of(verification, record, "rollback"):
         if isinstance(part, Link):
-            needed |= {part.object, name_range(part)}
+            needed_places |= {part.object, name_range(part)}
         elif key_group is not None:
-            needed.add(paths.snapshot_name(store, key_group, part.id))
-    return needed.isdisjoint(damaged)
+            needed_places.add(paths.snapshot_name(store, key_group, part.id))
+    return needed_places.isdisjoint(damaged)

@@ -1,4 +1,4 @@
-"""Judge the facts of `riffle doctor`. Pure functions: they ask neither the machine nor a service."""
+"""Judge the facts of `riffle doctor`. All functions are pure: they read neither the machine nor a service."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -65,9 +65,9 @@ def check_workers(driver: PythonFacts, worker: PythonFacts) -> Result:
         fact = f"{fact} It does not have riffle_spark."
         return Result("workers", "warning", fact, missing_module_remedy("riffle_spark"))
     different = [
-        f"{name} {worker.packages[name]} instead of {found}"
-        for name, found in driver.packages.items()
-        if worker.packages.get(name, found) not in (found, "")
+        f"{name} {worker.packages[name]} instead of {driver_version}"
+        for name, driver_version in driver.packages.items()
+        if worker.packages.get(name, driver_version) not in (driver_version, "")
     ]
     if different:
         return Result("workers", "warning", f"{fact} It has {', '.join(different)}.", remedy)
@@ -116,28 +116,30 @@ def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
     own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1]
     recommended = max(minimum, own_minimum, key=_numbers)
     # Only functions on pandas need a newer pandas than PySpark demands.
-    needed = minimum if name == "pandas" else recommended
+    needed_version = minimum if name == "pandas" else recommended
     below = ",<3" if name == "pandas" else ""
     remedy = f"Run pip install '{name}>={recommended}{below}' for the Python of the driver and of every executor."
-    found = driver.packages.get(name)
-    if found is None:
+    installed_version = driver.packages.get(name)
+    if installed_version is None:
         return Result(name, "error", f"{name} is not installed.", remedy)
-    if _numbers(found) < _numbers(needed):
-        return Result(name, "error", f"{name} is {found}. PySpark and riffle_spark need {needed}.", remedy)
-    if name == "pandas" and found.split(".")[0] >= _NO_PANDAS:
-        return Result(name, "error", f"pandas is {found}. PySpark does not support pandas 3.", remedy)
-    return Result(name, "ok", f"{name} is {found}.")
+    if _numbers(installed_version) < _numbers(needed_version):
+        return Result(
+            name, "error", f"{name} is {installed_version}. PySpark and riffle_spark need {needed_version}.", remedy
+        )
+    if name == "pandas" and installed_version.split(".")[0] >= _NO_PANDAS:
+        return Result(name, "error", f"pandas is {installed_version}. PySpark does not support pandas 3.", remedy)
+    return Result(name, "ok", f"{name} is {installed_version}.")
 
 
 def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka: bool, s3a: bool) -> list[Result]:
     """Name the connectors of Kafka and ``s3a://`` that the installed Spark needs."""
     packaged = ",".join(conf.get(name, "") for name in ("spark.jars.packages", "spark.jars"))
-    wanted = (
+    connectors = (
         ("kafka-connector", kafka, "spark-sql-kafka-0-10", spark.kafka_connector, "kafka", "to read Kafka"),
         ("s3a-connector", s3a, "hadoop-aws", spark.hadoop_aws, "s3a", "for s3a:// paths, not for the root"),
     )
     results = []
-    for check, is_needed, jar, coordinate, option, use in wanted:
+    for check, is_needed, jar, coordinate, option, use in connectors:
         if not is_needed:
             continue
         if spark.has_jar(jar) or jar in packaged:
@@ -154,18 +156,18 @@ def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka
 
 def check_store(store: StoreFacts, root: str) -> Result:
     """Check that the probe object could be put conditionally, read, listed and deleted."""
-    done = ", ".join(store.steps)
+    succeeded_steps = ", ".join(store.steps)
     if not store.is_reachable:
         return Result("store", "unreachable", f"{root} does not answer: {store.problem}", store.remedy)
     if store.failed:
         fact = f"The store refuses to {store.failed} below {root}: {store.problem}"
         fact = fact.replace("refuses to conditional put", "refuses a conditional put")
-        left = f" Delete the object {store.left_over}, too." if store.left_over else ""
-        return Result("store", "error", fact, f"{store.remedy}{left}")
+        cleanup = f" Delete the object {store.left_over}, too." if store.left_over else ""
+        return Result("store", "error", fact, f"{store.remedy}{cleanup}")
     if store.overwrites:
         remedy = "Use a store with conditional puts (`If-None-Match: *`) and no proxy that removes this header."
         return Result("store", "error", f"The store of {root} overwrites objects: a second put succeeded.", remedy)
-    return Result("store", "ok", f"These rights below {root} were tried: {done}.")
+    return Result("store", "ok", f"These rights below {root} were tried: {succeeded_steps}.")
 
 
 def check_clock(store: StoreFacts) -> Result:
@@ -194,7 +196,7 @@ def check_disk(disk: DiskFacts, limit: float) -> Result:
 
 
 def slots_of(conf: Mapping[str, str], cpus: int) -> int | None:
-    """Return how many slots a configuration allows at most, or ``None`` if it does not tell."""
+    """Return how many slots a configuration allows at most, or ``None`` if it sets no limit."""
     per_task = _whole(conf.get("spark.task.cpus"), 1)
     master = conf.get("spark.master", "")
     local = _LOCAL.match(master)
@@ -226,10 +228,10 @@ def check_slots(slots: int | None, key_groups: int) -> Result:
 
 
 def check_memory(conf: Mapping[str, str], slots: int | None, machine_bytes: int) -> Result:
-    """Check that the Python workers of an executor fit beside its heap.
+    """Check that the heap of an executor leaves enough memory for its Python workers.
 
-    ``slots`` counts for local mode only, where all are on this machine. ``machine_bytes`` are available here, 0 if
-    unknown.
+    ``slots`` is used only in local mode, in which all slots are on this machine. ``machine_bytes`` are available here,
+    0 if unknown.
     """
     if _LOCAL.match(conf.get("spark.master", "")):
         heap = memory_bytes(conf.get("spark.driver.memory", "1g"), _MIB) or 0

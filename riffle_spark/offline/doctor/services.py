@@ -16,7 +16,7 @@ _TIMEOUT_SECONDS = 5.0
 
 
 class _ProbeError(Exception):
-    """The store answered, but not as a store must."""
+    """The store answered with a wrong result."""
 
 
 def store_facts(store: ObjectStore) -> StoreFacts:
