@@ -24,7 +24,7 @@ TIMERS: Final = "timers"
 class Operator:
     """A store, its computation, and the declarations of the computation for the input.
 
-    A store that is not ``durable`` is a cache: it has no objects, and is empty wherever there is no copy. ``read_by``
+    A store that is not ``durable`` is a cache: it has no objects, and is empty on a member without a copy. ``read_by``
     is the column with the partition number that rows are counted by. ``watermark`` makes rows late by our own
     watermark, ``late`` by Spark's. ``shift_ms`` is added to Spark's watermark, because rows behind a join are later
     than those before it. ``initial`` are the columns of the initial state ``initial_name``. ``fields`` are columns of
@@ -129,9 +129,9 @@ class Operator:
         """
         if self.declared.columns is None:
             return self.input
-        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by}
-        needed |= {rule.column for rule in (self.watermark, self.late) if rule}
-        return pa.schema([column for column in self.input if column.name in needed])
+        needed_names = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by}
+        needed_names |= {rule.column for rule in (self.watermark, self.late) if rule}
+        return pa.schema([column for column in self.input if column.name in needed_names])
 
 
 def operator_of(
@@ -235,13 +235,13 @@ def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
     if watermark is None:
         return operator
     added = {column.name for column in operator.fields}
-    own = pa.schema([column for column in operator.input if column.name not in added])
-    column = find_column(watermark.column, own, operator.store, case_sensitive=operator.case_sensitive)
+    own_columns = pa.schema([column for column in operator.input if column.name not in added])
+    column = find_column(watermark.column, own_columns, operator.store, case_sensitive=operator.case_sensitive)
     extended = Input(operator.input, {}, operator.fields).with_fields([column] if column else [])
     kind = extended.rows.field(column.name).type if column else None
     _check_timestamp(kind, f"The watermark column {watermark.column!r}", operator.store)
     assert column is not None
-    shown = operator.shown or {name: name for name in own.names}
+    shown = operator.shown or {name: name for name in own_columns.names}
     watermark = watermark._replace(column=column.name)
     if extended.fields == operator.fields:
         return replace(operator, watermark=watermark)

@@ -21,7 +21,8 @@ _CHECK_LOCALITY = (
 def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None:
     """Raise the error of a failed slot, and ``ConflictError`` unless every slot of every order has one receipt.
 
-    An error of a local disk is raised only if there is no other, because only it is solved by running elsewhere.
+    An error of a local disk is raised only if there is no other, because only this error ends when the slot runs
+    elsewhere.
     """
     failed = sorted((receipt for receipt in receipts if receipt.error), key=is_refused)
     if failed:
@@ -113,8 +114,7 @@ def last_run_error(
 ) -> errors.UnavailableError:
     """Return the error of a batch after its last allowed run.
 
-    ``runs`` counts the runs, ``error`` is the error of the last run, and ``lost`` are the executors that were lost
-    meanwhile.
+    ``runs`` counts the runs, ``error`` is the error of the last run, and ``lost_executors`` were lost during the runs.
     """
     problem = f"Batch {version} lost its place in each of {runs} runs: {error}"
     if isinstance(error, StaleRows):

@@ -162,9 +162,9 @@ class Driver:
         """Add the start of a pause to the facts. ``paused_since_ms`` returns it, or ``None`` without a pause."""
         self._facts.paused_since_ms = paused_since_ms
 
-    def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
-        """Count requests by kind that ``by`` sent to the store outside of this driver. Any thread may call it."""
-        self._facts.counters.add_requests(by, requests)
+    def count_requests(self, sender: str, requests: Mapping[str, int]) -> None:
+        """Count requests by kind that ``sender`` sent to the store outside of this driver. Any thread may call it."""
+        self._facts.counters.add_requests(sender, requests)
 
     def record_source(self, committed: Sequence[str], newest: Sequence[str], now: float) -> None:
         """Record the offsets that the last committed batch has read, and the newest ones, as ``SourceLag.record`` does.

@@ -24,7 +24,7 @@ _MEASURE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _PlacementKey:
-    """What the placement of groups depends on. A new assignment is another object."""
+    """The inputs of the placement of groups. Each new assignment is another object."""
 
     present: Assignment
     members: tuple[MemberId, ...]
@@ -44,7 +44,7 @@ class FactCollector:
     """Makes the ``DriverFacts`` of a driver, and counts its batches.
 
     Placement is read again only after a new assignment, so that a batch costs no loop over key-groups. The caller makes
-    sure that no batch runs meanwhile.
+    sure that no batch runs at the same time.
     """
 
     def __init__(self, ownership: Ownership, operations: RequestRegister, clock: Clock, root: str) -> None:

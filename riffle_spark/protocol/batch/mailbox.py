@@ -88,7 +88,7 @@ class MailboxRequest:
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """Return what the request is about. A later request with the same subject replaces its effect."""
+        """Return the subject of the request. A later request with the same subject replaces its effect."""
         arguments = self.arguments
         if self.command in ("pin", "unpin"):
             return ("pin", arguments.get("store"), str(arguments.get("key_group")))
@@ -206,11 +206,11 @@ class Mailbox:
                 id="RIFFLE-1351",
             )
         number = max(self.last, answered) + 1
-        done = [each for each in self.requests if each.number <= answered][-ANSWERS_KEPT:]
+        answered_requests = [each for each in self.requests if each.number <= answered][-ANSWERS_KEPT:]
         expired = [each for each in pending if each.expires_ms <= request.time_ms]
         expired = expired[max(0, len(expired) + len(live) - PENDING_MAX + 1) :]
-        kept = sorted([*done, *expired, *live], key=lambda each: each.number)
-        return Mailbox(number, (*kept, replace(request, number=number)))
+        kept_requests = sorted([*answered_requests, *expired, *live], key=lambda each: each.number)
+        return Mailbox(number, (*kept_requests, replace(request, number=number)))
 
 
 def read_mailbox(objects: ObjectStore) -> tuple[Mailbox, str | None]:

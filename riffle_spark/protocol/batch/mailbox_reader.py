@@ -109,7 +109,7 @@ class MailboxReader:
             self._mailbox = Mailbox.decode(stored.data)
 
     def _remove_user_data(self, answered: int) -> None:
-        """Remove the keys and values of answered changes of state from the object. Another writer comes first."""
+        """Remove the keys and values of answered changes of state from the object, unless it has changed."""
         cleaned = self._mailbox.without_user_data(answered)
         if cleaned == self._mailbox or self._mailbox.unreadable:
             return

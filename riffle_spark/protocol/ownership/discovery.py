@@ -119,7 +119,7 @@ class Discovery:
         return changes
 
     def _take_answers(self, now: float) -> list[Census]:
-        """Take the censuses that arrived, without those of executors that were set aside meanwhile."""
+        """Take the censuses that arrived, without those of executors that were set aside since."""
         return [
             census for census in self._census_calls.take_answers() if not self._aside.is_delayed(census.executor, now)
         ]
@@ -140,8 +140,8 @@ class Discovery:
     def _ask_now(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask executors for a census and wait for it.
 
-        Executors that do not answer become members by their own ids, and are asked again beside the batches. If there
-        is no answer at all, the cluster cannot ask executors.
+        Executors that do not answer become members by their own ids, and are asked again in the background. If there is
+        no answer at all, the cluster cannot ask executors.
         """
         try:
             answers = self._cluster.census(executors, order)
@@ -211,7 +211,7 @@ def _no_census_warning(executor: str, reason: str) -> str:
 
 
 class CensusCalls:
-    """Censuses that run beside the batches, at most one at a time per executor."""
+    """Censuses that run in the background, at most one at a time per executor."""
 
     def __init__(self, cluster: Cluster, background: Background) -> None:
         """Create the censuses of ``cluster``, which run in ``background``."""

@@ -4,8 +4,8 @@ Theory of operation.
 
 1. A member is a folder of copies. It outlives its executor: if another executor uses the folder, the member has
    returned.
-2. An executor becomes a member with its census, which runs beside the batches. Only a query without any member waits
-   for a census.
+2. An executor becomes a member with its census, which runs in the background. Only a query without any member waits for
+   a census.
 3. A lost member is remembered while it may be awaited. If its folder appears later, it joins like a new member.
 4. If executors cannot answer a census (Spark Connect), each is a member by its own id.
 """

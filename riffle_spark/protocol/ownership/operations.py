@@ -1,7 +1,7 @@
 """Accept and check the requests of operators to a running query.
 
-Requests may arrive from any thread. The driver applies them before the next batch or, without batches, at its next
-look.
+Requests may arrive from any thread. The driver applies them before the next batch. While no batch arrives, it applies
+them at its next check.
 """
 
 from collections.abc import Callable, Mapping
@@ -188,15 +188,15 @@ class RequestRegister:
         With ``alone`` they replace this driver's own requests. Otherwise own requests win.
         """
 
-        def merge(own: OperatorRequests) -> OperatorRequests:
+        def merge(own_requests: OperatorRequests) -> OperatorRequests:
             if alone:
-                return replace(requests, revision=own.revision)
+                return replace(requests, revision=own_requests.revision)
             return replace(
-                own,
-                pins={**requests.pins, **own.pins},
-                drained=requests.drained | own.drained,
-                slots=own.slots or requests.slots,
-                settings=own.settings or requests.settings,
+                own_requests,
+                pins={**requests.pins, **own_requests.pins},
+                drained=requests.drained | own_requests.drained,
+                slots=own_requests.slots or requests.slots,
+                settings=own_requests.settings or requests.settings,
             )
 
         self._change(merge)

@@ -1,4 +1,4 @@
-"""Quarantine members with full disks or little memory, and standbys that never catch up, from copies."""
+"""Choose the members that get no copy: their disk or memory is full, or their standbys never catch up."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
@@ -121,15 +121,15 @@ class Quarantine:
         self._slow |= dict.fromkeys(fresh)
         replaceable = {copy for copy in fresh if self._alternatives(copy[0], situation)}
         for member in sorted({member for _, member in fresh}):
-            own = {task_name(t): lag for (t, m), lag in sorted(fresh.items()) if m == member}
+            lags_by_task = {task_name(t): lag for (t, m), lag in sorted(fresh.items()) if m == member}
             executor = live[member].executor
-            largest_lag = max(own.values())
-            key_groups = ", ".join(own)
+            largest_lag = max(lags_by_task.values())
+            key_groups = ", ".join(lags_by_task)
             replaced = sum(m == member for _, m in replaceable)
             self._warnings.append(
                 f"[RIFFLE-0762] Standbys on member {member} (executor {executor.id}) fall behind with every batch: "
                 f"key-groups {key_groups}, by up to {largest_lag} changed records. "
-                f"Other members take over {replaced} of {len(own)}.\n"
+                f"Other members take over {replaced} of {len(lags_by_task)}.\n"
                 "  What to do: Raise `upkeep_bandwidth`, or check the disk, network and cores of that executor."
             )
         return bool(replaceable)

@@ -219,13 +219,14 @@ def all_copies(present: Assignment, live: Set[MemberId], lagging: Iterable[Readi
 
     Copies that are not in ``lagging`` have no lag.
     """
-    known = {(copy.role, copy.task, copy.member): copy for copy in lagging}
+    lagging_copies_by_place = {(copy.role, copy.task, copy.member): copy for copy in lagging}
     roles: tuple[tuple[Role, Mapping[TaskId, tuple[MemberId, ...]]], ...] = (
         ("standby", present.standbys),
         ("warmup", present.warmups),
     )
     return tuple(
-        known.get((role, t, member)) or Readiness(t.key_group, member, role, 0, 0, warm=True, group=t.group)
+        lagging_copies_by_place.get((role, t, member))
+        or Readiness(t.key_group, member, role, 0, 0, warm=True, group=t.group)
         for role, copies in roles
         for t, members in sorted(copies.items())
         for member in members

@@ -101,11 +101,11 @@ class ReportedCopies:
     def record_copies(self, member: str, copies: Iterable[tuple[str, int, int, str]]) -> None:
         """Record the heads of copies, given as (store, key-group, version, attempt). Equal heads become one object."""
         heads = self._heads.setdefault(member, {})
-        known: dict[str, Head] = {}
+        heads_by_attempt: dict[str, Head] = {}
         for store, key_group, version, attempt in copies:
-            head = known.get(attempt)
+            head = heads_by_attempt.get(attempt)
             if head is None or head.version != version:
-                head = known[attempt] = Head(version, attempt)
+                head = heads_by_attempt[attempt] = Head(version, attempt)
             heads[store, key_group] = head
 
     def remove(self, member: str, address: Address) -> None:

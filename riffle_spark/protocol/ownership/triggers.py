@@ -1,8 +1,8 @@
 """Decide from measurements when a new assignment is due.
 
-Theory of operation. A trigger that no assignment can satisfy would fire forever. So ``MeasuredTriggers`` keeps
-what the last assignment left undone: work that cannot be levelled, and rows that must be read across racks. The trigger
-fires again only after a large change of that rest.
+Theory of operation. A trigger that no assignment can satisfy would fire forever. So ``MeasuredTriggers`` keeps the
+remainder after the last assignment: work that cannot be levelled, and rows that must be read across racks. The trigger
+fires again only after a large change of this remainder.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ _LOAD_CHANGE = 0.5
 _TRAFFIC_BAND = 0.1
 """Rows read across racks beyond the minimum may be this share of the minimum."""
 _TRAFFIC_LEAST = 0.05
-"""They may also be this share of all rows: random differences between racks come near it."""
+"""They may also be this share of all rows: random differences between racks are nearly as large."""
 
 
 @dataclass(slots=True)
@@ -216,10 +216,10 @@ class MeasuredTriggers:
 
     def _have_changed(self, loads: Mapping[MemberId, float]) -> bool:
         """Return whether the load of a member has changed much since the last assignment that could not level it."""
-        last = self._last_loads
-        if loads.keys() != last.keys():
+        last_loads = self._last_loads
+        if loads.keys() != last_loads.keys():
             return True
-        return any(abs(loads[m] - last[m]) > _LOAD_CHANGE * max(last[m], 1.0) for m in last)
+        return any(abs(loads[m] - last_loads[m]) > _LOAD_CHANGE * max(last_loads[m], 1.0) for m in last_loads)
 
     def reads_across(
         self,

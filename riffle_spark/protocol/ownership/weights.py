@@ -201,11 +201,11 @@ class Weights:
         task's rows as a multiple of the mean.
         """
         rows = sum(counts.values())
-        own = self._local_shares(counts)
+        local_shares = self._local_shares(counts)
         total = round(_PARTS * weight)
         local: dict[str, int] = {}
         for rack, usual_share in sorted(usual.items()):
-            share = (own.get(rack, 0.0) * rows + usual_share * _PRIOR_ROWS) / (rows + _PRIOR_ROWS)
+            share = (local_shares.get(rack, 0.0) * rows + usual_share * _PRIOR_ROWS) / (rows + _PRIOR_ROWS)
             local[rack] = round(total * share)
         return Traffic(total, local, _PARTS)
 

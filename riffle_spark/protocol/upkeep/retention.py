@@ -136,13 +136,13 @@ class Retention:
         """
         while self._records and self._records[0][0] < promised:
             self._records.popleft()
-        oldest, _, needed = self._records[0] if self._records else (0, 0, 0)
+        oldest, _, first_needed = self._records[0] if self._records else (0, 0, 0)
         if promised < oldest:  # a scan has ended since the driver chose this promise
-            needed = min(needed, promised - FULL_EVERY)
+            first_needed = min(first_needed, promised - FULL_EVERY)
         deletable: list[str] = []
         while self._retired and self._retired[0][0] <= min(oldest, promised):
             deletable += self._retired.popleft()[2].split("\n")
-        keep_from = max(self._first_kept, needed)
+        keep_from = max(self._first_kept, first_needed)
         deletable += [paths.record_name(sequence) for sequence in range(self._first_kept, keep_from)]
         self._first_kept = keep_from
         return deletable
@@ -243,8 +243,8 @@ class Deletes:
         for start in range(0, len(names), _DELETES_PER_REQUEST):
             if _is_superseded(self._objects, self._tail):
                 return False
-            kept = self._kept_by_savepoints()
-            deletable = [name for name in names[start : start + _DELETES_PER_REQUEST] if name not in kept]
+            kept_names = self._kept_by_savepoints()
+            deletable = [name for name in names[start : start + _DELETES_PER_REQUEST] if name not in kept_names]
             if deletable:
                 self._objects.delete(deletable)
             yield

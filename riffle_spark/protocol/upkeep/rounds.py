@@ -6,7 +6,7 @@ Theory of operation.
    fetched bytes. A round is one piece on each executor.
 2. A plan continues, round after round, while pieces make progress and are not finished. A newer plan replaces it after
    the present round.
-3. A failure is no progress. The failed work leaves the plan, and later plans for a while (``setbacks``).
+3. A failure does not count as progress. The failed work leaves the plan, and later plans for a while (``setbacks``).
 4. While a batch runs, pieces are shorter, and upkeep pauses between them.
 5. The driver submits plans, and the background takes them. Both use one lock, so a new plan is either seen by the run
    that is about to end, or starts the next run.
@@ -99,8 +99,8 @@ class Rounds:
         for _ in range(_TRIES):
             receipts = self._cluster.upkeep(remaining)
             self.arrived.extend(receipts)
-            done = {receipt.executor for receipt in receipts if not receipt.errors}
-            remaining = {executor: order for executor, order in remaining.items() if executor not in done}
+            finished = {receipt.executor for receipt in receipts if not receipt.errors}
+            remaining = {executor: order for executor, order in remaining.items() if executor not in finished}
             if not remaining:
                 return
             if any(receipt.overdue for receipt in receipts):
@@ -182,10 +182,10 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
     If an executor has another folder now, its old drops are left out: the copies there may be needed.
     """
     merged = dict(orders)
-    for executor, old in waiting.items():
-        new = merged.get(executor, replace(old, follows=(), snapshots=(), merges=(), drops=()))
-        if old.drops and new.member == old.member:
-            merged[executor] = replace(new, drops=(*old.drops, *new.drops))
+    for executor, old_order in waiting.items():
+        new_order = merged.get(executor, replace(old_order, follows=(), snapshots=(), merges=(), drops=()))
+        if old_order.drops and new_order.member == old_order.member:
+            merged[executor] = replace(new_order, drops=(*old_order.drops, *new_order.drops))
     return merged
 
 

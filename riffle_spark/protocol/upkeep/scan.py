@@ -156,7 +156,7 @@ def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> U
 def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> Steps[tuple[Record, bool]]:
     """Return the steps that find the first record that is recent or among the newest.
 
-    Their result also says whether the search was complete. The times of records that were written after ``tail`` by
+    Their result also has whether the search was complete. The times of records that were written after ``tail`` by
     their own clock are unreliable. Such a record is retained if the next reliable one is and ``tail`` promises it.
     """
     newest = max(begin, tail.sequence - versions + 1)
@@ -174,8 +174,8 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
             return unreliable or record, True
         else:
             unreliable = None
-    last = log.read(end)
-    return unreliable if unreliable and last.written_ms >= since_ms else last, end == newest
+    last_record = log.read(end)
+    return unreliable if unreliable and last_record.written_ms >= since_ms else last_record, end == newest
 
 
 def _records_after(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]:

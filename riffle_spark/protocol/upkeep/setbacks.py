@@ -186,8 +186,8 @@ class Setbacks:
         failures |= {_Work(member, "merge", *address) for address in receipt.failed_merges}
         successes = {_Work(member, "snapshot", store, key_group) for store, key_group, _ in receipt.snapshots}
         successes |= {_Work(member, "merge", store, key_group) for store, key_group, _ in receipt.merges}
-        heads = {_snapshot_work(member, due): due.entry.head for due in order.snapshots}
-        heads |= {_merge_work(member, due): due.entry.head for due in order.merges}
+        heads = {_snapshot_work(member, snapshot): snapshot.entry.head for snapshot in order.snapshots}
+        heads |= {_merge_work(member, merge): merge.entry.head for merge in order.merges}
         for work, head in heads.items():
             if work in failures:
                 given_up += self._record_failure(work, head, clock_seconds)
@@ -225,9 +225,9 @@ def _snapshot_work(member: str, snapshot: SnapshotOrder) -> _Work:
     return _Work(member, "snapshot", snapshot.store, snapshot.key_group)
 
 
-def _merge_work(member: str, due: MergeOrder) -> _Work:
+def _merge_work(member: str, order: MergeOrder) -> _Work:
     """Return the work of merging a key-group's links on a member."""
-    return _Work(member, "merge", due.store, due.key_group)
+    return _Work(member, "merge", order.store, order.key_group)
 
 
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:

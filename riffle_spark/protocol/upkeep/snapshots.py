@@ -136,8 +136,8 @@ class LongChains:
         first_version = min(self._since_version.values())
         suffix = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
         # Cause: Snapshots of these key-groups failed, or batches follow each other so fast that upkeep, which gets a
-        # tenth or a fifth of the time beside them, takes snapshots more slowly than they become due. Restores read many
-        # deltas.
+        # tenth or a fifth of the time during batches, takes snapshots more slowly than they become due. Restores read
+        # many deltas.
         return [
             f"[RIFFLE-0815] {count} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
             f"allowed, the first since batch {first_version}: {', '.join(names)}{suffix}.\n"

@@ -278,7 +278,7 @@ class Upkeep:
     ) -> dict[MemberId, list[SnapshotOrder]]:
         """Return the snapshots that each owner takes next, of the entries that are due.
 
-        Snapshots with the oldest base come first, so none starves.
+        Snapshots with the oldest base are first, so none starves.
         """
         placement = current.ownership.placement
         unlisted = {address for address, _ in self._taken}
@@ -317,7 +317,10 @@ class Upkeep:
             self._sparse,
         )
         seconds = self._clock.seconds()
-        ready = {owner: self._rounds.setbacks.ready_merges(owner, due, seconds) for owner, due in by_owner.items()}
+        ready = {
+            owner: self._rounds.setbacks.ready_merges(owner, due_merges, seconds)
+            for owner, due_merges in by_owner.items()
+        }
         return {owner: merges for owner, merges in ready.items() if merges}
 
     def _orders(
@@ -467,7 +470,7 @@ def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str
     """Return the copies that each member has to advance or fetch, so that standbys and warm-ups follow the log.
 
     ``stores`` are the durable stores. Pointer standbys hold no copies, except those that will become the owner.
-    Warm-ups come first, because owners wait for them.
+    Warm-ups are first, because owners wait for them.
     """
     placement = ownership.placement
     known_copies = ownership.copies.known
