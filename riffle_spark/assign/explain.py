@@ -212,7 +212,7 @@ def _make_move(board: Board, task: int, member: int, role: Role, reason: _Reason
 
 
 class _Reasons:
-    """Finds the reason for a move: the first goal, in order of precedence, that the present place does not meet."""
+    """Finds the reason for a move: the first goal, in order of precedence, that the present member does not meet."""
 
     def __init__(self, placement: Placement, settings: AssignSettings) -> None:
         self._board = placement.board

@@ -241,6 +241,5 @@ def where_command(root: str, key: str, store: str | None, settings: Settings, as
 
 
 def _member_text(member: "RecordedMember") -> str:
-    """Return a member with its executor and host."""
     rack = f", rack {member.rack}" if member.rack else ""
     return f"{member.id} (executor {member.executor or 'unknown'} on {member.host or 'unknown'}{rack})"

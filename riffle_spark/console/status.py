@@ -122,7 +122,6 @@ def _to_json(state: "RootStatus", failure: str | None) -> dict[str, object]:
 
 
 def _show(state: "RootStatus") -> None:
-    """Print a status as text."""
     show_facts(_summary(state))
     show_table(_members(state))
     show_table(_partitions(state.facts))
@@ -133,7 +132,6 @@ def _show(state: "RootStatus") -> None:
 
 
 def _summary(state: "RootStatus") -> list[tuple[str, str]]:
-    """Return the facts about the whole query."""
     facts = state.facts
     status = state.status
     name = facts.query_name or facts.query_id or "unknown"
@@ -220,7 +218,7 @@ def _lag_text(state: "RootStatus") -> str:
 
 
 def _written_text(state: "RootStatus") -> str:
-    """Return when the driver wrote its status."""
+    """Return the time at which the driver wrote its status."""
     if state.status_age is None:
         return "none written: lag, moves and warnings are unknown"
     return f"written {show_duration(state.status_age)} ago, epoch {state.facts.epoch}"

@@ -62,7 +62,6 @@ def _steers(name: str) -> Callable[[Callable[..., dict[str, object]]], click.Com
 
 
 def _request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ROOT as the first argument, and the options of a request."""
     wait = click.option(
         "--wait",
         is_flag=False,
@@ -145,7 +144,7 @@ def _wait_until_empty(mailroom: "Mailroom", request: "MailboxRequest", seconds: 
 
 
 def _text_of_progress(request: "MailboxRequest", progress: "DrainProgress") -> str:
-    """Return what a drained member still has, as a line of text."""
+    """Return the remaining copies of a drained member, as a line of text."""
     counts = [
         f"{number} {noun if number == 1 else noun + 's'}"
         for number, noun in (

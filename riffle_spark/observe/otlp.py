@@ -182,7 +182,6 @@ def metrics_data(readings: Iterable[Reading], facts: DriverFacts, resource: Reso
 
 
 def _metric(readings: Sequence[Reading], facts: DriverFacts, start_ms: int) -> Metric:
-    """Return the readings of one metric."""
     metric = readings[0].metric
     is_counter = metric.kind == "counter"
     points = [

@@ -107,7 +107,7 @@ def _header(status: Status, name: str) -> Markup:
 
 
 def _state_detail(status: Status) -> Markup:
-    """Return since when the query is paused, or the error that ended it."""
+    """Return the start of the query's pause, or the error that ended it."""
     paused_since_ms, failure = status.facts.paused_since_ms, status.facts.failure
     if status.state == "failed" and failure is not None:
         error_id = [" (", element("code", failure.id), ")"] if failure.id else ""

@@ -43,12 +43,12 @@ from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 
 _RUNNING_MS: Final = 10_000
-"""A query counts as running for so long after a batch."""
+"""The time after a batch during which a query counts as running."""
 _STEERED_MS: Final = 1_000
-"""Changes that operators asked for are written at most this often."""
+"""The least time between two writes of changes that operators requested."""
 _SECOND_MS: Final = 1000
 _REQUESTS_MS: Final = 600_000
-"""The requests of so long a time are shown."""
+"""The period whose requests are shown."""
 _WARNING: Final = re.compile(r"\[(RIFFLE-\d{4})\] (.*)", re.DOTALL)
 _QUOTES_ROWS: Final = frozenset({"RIFFLE-0809", "RIFFLE-0760"})
 """Warnings that quote errors of users' functions, which may contain data. Only their first clause is kept."""
@@ -98,7 +98,7 @@ class StatusHistory:
         """The requests since the driver started, by kind, at some times of the last ten minutes, oldest first."""
 
     def _recent_requests(self, facts: DriverFacts) -> RequestSummary | None:
-        """Return the requests since the oldest kept time, and keep those of now."""
+        """Return the requests since the oldest stored time, and store the present ones."""
         counts: Counter[str] = Counter()
         for name, count in facts.counters.items():
             if name.startswith("requests/"):

@@ -144,7 +144,6 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _parquet(rows: pa.Table, metadata: Mapping[str, str]) -> bytes:
-    """Return rows as a Parquet file."""
     for index, field in enumerate(rows.schema):
         if not _fits_parquet(field.type):
             values = [json.dumps(value) for column in rows.column(index).chunks for value in json_of_array(column)]

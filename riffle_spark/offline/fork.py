@@ -39,9 +39,9 @@ from riffle_spark.state.objects.store import CopyingStore, ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
 _IN_MEMORY_BYTES = 16 << 20
-"""Larger objects go through a file. Several are copied at once."""
+"""Larger objects are copied through a file. Several are copied at once."""
 _BLOCK = 256
-"""So many objects are copied before the next error is looked for."""
+"""The number of objects that are copied between two checks for errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
 _BLOCK: Final = 16
-"""So many records are fetched at a time."""
+"""The number of records that are fetched at a time."""
 
 
 def list_records(objects: ObjectStore) -> list[int]:

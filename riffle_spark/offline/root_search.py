@@ -9,9 +9,9 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
 FOLDERS_MAX = 1_000
-"""A search looks into at most this many folders."""
+"""The most folders that a search lists."""
 _RECORDS = f"{paths.LOG}00000000"
-"""What the names of all records start with. The numbers of records have at most 12 digits."""
+"""The prefix of the names of all records. The numbers of records have at most 12 digits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ __all__ = ["Finding", "Verified", "verify"]
 
 _RESTORE = "Restore it from a backup, or roll back to a batch that does not need it (riffle rollback)."
 _GAP_MAX = 100
-"""Limit of records that are looked for or reported individually in a gap of the log's numbers."""
+"""Limit of records that are searched or reported individually in a gap of the log's numbers."""
 
 
 class _Part(NamedTuple):

@@ -105,7 +105,6 @@ def format_table(world: World, outcomes: Sequence[Outcome]) -> str:
 
 
 def _format_row(outcome: Outcome) -> tuple[str, ...]:
-    """Return the cells of one policy's line of the table."""
     fetched = (outcome.bytes_owned + outcome.bytes_warmed + outcome.bytes_kept) / _MB
     return (
         outcome.policy.name,

@@ -105,7 +105,7 @@ def _take(table: pa.Table, rows: pa.Array) -> pa.Table:
 
 
 def _encode_identity(table: pa.Table) -> pa.Array:
-    """Return what identifies each row, as bytes: its key with the index, the map's key or the timer's time."""
+    """Return the identity of each row as bytes: its key with the index, the map's key or the timer's time."""
     roles = {field.name: _role_of(field) for field in table.schema}
     names = [name for name, role in roles.items() if role in (b"key", b"index", b"timer")]
     pieces = [encode_keys(table.select(names).columns)]
@@ -116,5 +116,4 @@ def _encode_identity(table: pa.Table) -> pa.Array:
 
 
 def _role_of(field: pa.Field) -> bytes | None:
-    """Return the role of a column."""
     return (field.metadata or {}).get(ROLE)

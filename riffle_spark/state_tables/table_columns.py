@@ -26,7 +26,7 @@ from riffle_spark.state.schemas.variables import VariableColumns
 ROLE: Final = b"riffle.role"
 """The key of a field's metadata that has the role of the column."""
 _MEANING: Final = b"riffle.meaning"
-"""The key of a field's metadata that has what a column of a wrapped query holds."""
+"""The key of a field's metadata that has the meaning of a column of a wrapped query."""
 
 
 @dataclass(frozen=True)

@@ -292,7 +292,6 @@ class Harness:
         return self._committed().dues()
 
     def _committed(self) -> CommittedState:
-        """Return a view of the committed state."""
         return CommittedState(self._operator, self._store, self.root, self._folder, keys_of(self._cluster.home))
 
     def _incoming(self) -> IncomingBatch:

@@ -41,7 +41,7 @@ Step = Literal["before run", "after seal", "after sink", "after record"]
 - ``before run``: nothing has happened.
 - ``after seal``: all slots have sealed their changes.
 - ``after sink``: the sink has the rows, and nothing is committed.
-- ``after record``: the batch is committed, and Spark has not noted it.
+- ``after record``: the batch is committed, and Spark has not recorded it.
 """
 
 

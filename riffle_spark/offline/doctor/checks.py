@@ -16,9 +16,9 @@ _CLOCK_ERROR_SECONDS = 900.0
 """S3 refuses requests whose time differs by more than 15 minutes."""
 _FREE_BYTES_MIN = 1 << 30
 _WORKER_BYTES = 160 << 20
-"""What a Python worker with pyspark, pyarrow, pandas and a slot's modules uses before it has rows, rounded up."""
+"""The memory of a Python worker with pyspark, pyarrow, pandas and a slot's modules but no rows, rounded up."""
 _WORKER_ADDRESSES = 1 << 30
-"""What it needs with a limit on its address space, by docs/reliability.md."""
+"""The address space that a worker needs if it is limited, by docs/reliability.md."""
 _WORKER_PACKAGES = ("pyarrow", "numpy", "xxhash")
 _MIB = 1 << 20
 _SIZE = re.compile(r"\s*(\d+)\s*([kmgtp]?)(?:i?b)?\s*\Z", re.IGNORECASE)
@@ -262,7 +262,7 @@ def check_memory(conf: Mapping[str, str], slots: int | None, machine_bytes: int)
 
 
 def _overhead(conf: Mapping[str, str], heap: int) -> int:
-    """Return the memory outside the heap as Spark computes it."""
+    """Return the memory outside of the heap, computed as Spark does."""
     explicit = memory_bytes(conf.get("spark.executor.memoryOverhead", ""), _MIB)
     if explicit is not None:
         return explicit
@@ -325,7 +325,6 @@ def _release(version: str) -> str:
 
 
 def _dotted(version: Sequence[int]) -> str:
-    """Return the numbers of a version as text."""
     return ".".join(map(str, version))
 
 

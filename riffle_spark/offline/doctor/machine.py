@@ -83,7 +83,6 @@ def _output(command: list[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason why a program could not be run."""
     if isinstance(error, subprocess.CalledProcessError):
         lines = str(error.stdout).strip().splitlines()
         return lines[-1] if lines else f"it ended with code {error.returncode}"

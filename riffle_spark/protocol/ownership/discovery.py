@@ -125,7 +125,6 @@ class Discovery:
         ]
 
     def _census_order(self, home: Home) -> CensusOrder:
-        """Return the order for a census."""
         settings = self._settings
         return CensusOrder(
             home,
@@ -204,7 +203,6 @@ class Discovery:
 
 
 def _no_census_warning(executor: str, reason: str) -> str:
-    """Return the warning that an executor is not a member, for this ``reason``."""
     # Cause: The executor did not answer the census in time, or cannot use its folder for local copies.
     # Remedy: The error names it. Otherwise do nothing, because the executor is asked again.
     return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"

@@ -13,7 +13,7 @@ from riffle_spark.state.log.recorded_moves import RecordedMoves
 
 RECENT_MOVES: Final = 100
 _UNRECORDED_MAX: Final = 20_000
-"""While the query is idle, moves wait for the next record. Of more than so many rows the oldest are dropped."""
+"""While the query is idle, moves wait for the next record. Beyond this number, the oldest are dropped."""
 
 
 class MoveHistory:

@@ -202,7 +202,6 @@ def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
 
 
 def _memory_warning(situation: Situation, member: MemberId) -> str:
-    """Return the warning that the memory of a member exceeds its limit."""
     used_bytes, free_bytes = situation.members.memories[member]
     used_mb = round(used_bytes / 1e6)
     free_mb = round(free_bytes / 1e6)

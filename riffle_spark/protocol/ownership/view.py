@@ -16,7 +16,7 @@ from riffle_spark.state.log.record import Record
 __all__ = ["Situation", "assign_settings", "recorded_assignment", "room_of", "uses_pointers", "view_of"]
 
 _COPY_TIMES = 2
-"""A copy takes up to twice its state, because new deltas are stored beside it until both are merged."""
+"""A copy takes up to twice its state, because new deltas are stored in addition until both are merged."""
 
 
 def recorded_assignment(tail: Record, groups: Groups | None = None) -> model.Assignment:

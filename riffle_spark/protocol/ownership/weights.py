@@ -29,7 +29,7 @@ _Key = TypeVar("_Key")
 _Column: TypeAlias = npt.NDArray[np.float64]
 _NOTHING: _Column = np.zeros(0)
 _PRIOR_ROWS = 50.0
-"""Few rows are a poor sample. So as many rows with the average racks of the input are added to a task's rows."""
+"""Few rows are a poor sample. So this many rows with the average racks of the input are added to a task's rows."""
 _ROW_US = 1.0
 _BYTE_US = 0.005
 """The time of a core for a row, about 1 µs, and for a byte read or written, about 200 MB per second."""

@@ -24,7 +24,7 @@ from riffle_spark.state.log.manifest import Address, Entry, Manifest, MergedDelt
 
 _FAN_IN_MAX = 16
 _LEVELS = 4
-"""A chain may have the links of so many levels, so the fan-in is this fraction of the longest chain."""
+"""A chain may have links of this many levels, so the fan-in is this fraction of the longest chain."""
 _FAN_IN_MIN = 4
 """Chains that are too short for this fan-in are not merged: snapshots write less."""
 _DEAD_BYTES_MIN = 64 * 1024

@@ -17,7 +17,7 @@ _DELETES_PER_REQUEST = 1_000
 
 
 class Retention:
-    """Follows a driver's commits and finds the objects and records that may be deleted.
+    """Records a driver's commits, and finds the objects and records that may be deleted.
 
     Retained are the newest ``versions`` records, and all that are at most ``for_ms`` milliseconds old.
     """

@@ -216,22 +216,18 @@ class Setbacks:
 
 
 def _copy_work(member: str, follow: Follow) -> _Work:
-    """Return the work of bringing a member's copy up to date."""
     return _Work(member, "copy", follow.store, follow.key_group)
 
 
 def _snapshot_work(member: str, snapshot: SnapshotOrder) -> _Work:
-    """Return the work of taking a snapshot on a member."""
     return _Work(member, "snapshot", snapshot.store, snapshot.key_group)
 
 
 def _merge_work(member: str, order: MergeOrder) -> _Work:
-    """Return the work of merging a key-group's links on a member."""
     return _Work(member, "merge", order.store, order.key_group)
 
 
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
-    """Return the warning that upkeep gives up this work on an executor."""
     names = [f"{work.kind} of {work.store}, key-group {work.key_group}" for work in given_up[:_NAMES_SHOWN]]
     hidden = len(given_up) - _NAMES_SHOWN
     suffix = f" and {hidden} more" if hidden > 0 else ""

@@ -226,7 +226,6 @@ class Upkeep:
 
     @property
     def _now_ms(self) -> int:
-        """Return the milliseconds of the monotonic clock."""
         return int(self._clock.seconds() * 1000)
 
     def plan(self, current: UpkeepInput, clock_seconds: float) -> None:
