@@ -122,8 +122,8 @@ class Goals:
 
     def _target(self) -> list[int]:
         """Return the present target: the owner of each task."""
-        placed = {t: m for m, tasks in enumerate(self._tasks_of) for t in tasks}
-        return [placed[t] for t in range(len(placed))]
+        owner_of_task = {t: m for m, tasks in enumerate(self._tasks_of) for t in tasks}
+        return [owner_of_task[t] for t in range(len(owner_of_task))]
 
     def _apply(self, change: Change) -> None:
         """Apply a change to the target, and measure again the goals of the members that it concerns."""
@@ -143,7 +143,7 @@ class Goals:
         no change helps.
         """
         misses = self._misses[number]
-        for member in sorted((m for m, missed in enumerate(misses) if missed), key=lambda m: (-misses[m], m)):
+        for member in sorted((m for m, miss in enumerate(misses) if miss), key=lambda m: (-misses[m], m)):
             for changes in (self._list_moves(member), self._list_exchanges(member)):
                 best: tuple[int, int] | None = None
                 chosen = None
@@ -205,9 +205,9 @@ class Goals:
         board = self._board
         misses = [sum(by_member) for by_member in self._misses]
         for t, aim in enumerate(board.last_target):
-            fixed = board.pins[t] if board.pins[t] != NOBODY else board.incumbents[t]
+            fixed_owner = board.pins[t] if board.pins[t] != NOBODY else board.incumbents[t]
             is_free = board.pins[t] == NOBODY and board.incumbents[t] == board.owners[t]
-            if aim == NOBODY or not (self._may_move(t, aim) if is_free else aim == fixed):
+            if aim == NOBODY or not (self._may_move(t, aim) if is_free else aim == fixed_owner):
                 return
         self._set_target(board.last_target)
         if [sum(by_member) for by_member in self._misses] > misses:

@@ -110,14 +110,14 @@ def _level_by_work(
     board: Board, rows: AlikeTasks, target: Sequence[int], cost: PlaceCost, settings: AssignSettings
 ) -> list[int]:
     """Return ``target`` levelled by measured work, or the last assignment's target if that is as level and as cheap."""
-    levelled = level_by_weight(board, rows, [(m,) for m in target], settings, cost)
+    levelled_target = level_by_weight(board, rows, [(m,) for m in target], settings, cost)
     if not _obeys_rules(board, rows, board.last_target):
-        return levelled
+        return levelled_target
 
     def worth(owners: Sequence[int]) -> tuple[float, int]:
         return band_excess(board, rows, owners, settings), sum(map(cost, range(len(owners)), owners))
 
-    return list(board.last_target) if worth(board.last_target) <= worth(levelled) else levelled
+    return list(board.last_target) if worth(board.last_target) <= worth(levelled_target) else levelled_target
 
 
 def _subtract_other_tasks(demand: Demand) -> Bounds:
@@ -259,13 +259,13 @@ def _group_by_cost(
         stays = costs.costs_by_zone(t)
         # Tasks that were just taken over cost slightly more, so that they do not move twice.
         extra = 2 if free is None else costs.stay + 2 + (board.incumbents[t] == NOBODY)
-        moved = tuple(None if cost is None else cost + extra for cost in stays)
+        costs_of_move = tuple(None if cost is None else cost + extra for cost in stays)
         direct = {m: stays[zone_of[m]] or 0 for m in free or () if zone_of[m] >= 0}
         for m in _caught_up_members(board, t):
-            cost = moved[zone_of[m]] if m not in direct and zone_of[m] >= 0 else None
+            cost = costs_of_move[zone_of[m]] if m not in direct and zone_of[m] >= 0 else None
             if cost is not None:
                 direct[m] = cost - 1
-        edges = tuple((zone, cost, 1) for zone, cost in enumerate(moved) if cost is not None)
+        edges = tuple((zone, cost, 1) for zone, cost in enumerate(costs_of_move) if cost is not None)
         if board.pins[t] != NOBODY and direct:
             edges = ()
         row = rows.row_of[t] if bounds.by_row else 0

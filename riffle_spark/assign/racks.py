@@ -268,9 +268,9 @@ def _swap_standby(copies: Copies, task: int, member: int, settings: AssignSettin
     cost = _read_cost(copies, task, member, settings)
     for u in copies.stateful:
         for partner in sorted(copies.standbys[u]):
-            saved = cost + _read_cost(copies, u, partner, settings)
-            saved -= _read_cost(copies, task, partner, settings) + _read_cost(copies, u, member, settings)
-            if saved > 0 and may_move(copies, task, member, partner) and may_move(copies, u, partner, member):
+            saved_cost = cost + _read_cost(copies, u, partner, settings)
+            saved_cost -= _read_cost(copies, task, partner, settings) + _read_cost(copies, u, member, settings)
+            if saved_cost > 0 and may_move(copies, task, member, partner) and may_move(copies, u, partner, member):
                 copies.remove(task, member)
                 copies.remove(u, partner)
                 copies.add(task, partner)

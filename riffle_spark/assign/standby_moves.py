@@ -34,20 +34,22 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
     """
     tasks = range(len(board.tasks))
     standbys = [_choose_standbys(board, t, plan, copies, settings) for t in tasks]
-    missing = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
-    to_warm_up = [] if settings.points else [(t, m) for t in tasks for rank, m in missing[t] if rank > 0]
-    running = [(t, m) for t, m in to_warm_up if m in board.warmups[t]]
-    warmups = _start_owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running))
+    missing_standbys = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
+    to_warm_up = [] if settings.points else [(t, m) for t in tasks for rank, m in missing_standbys[t] if rank > 0]
+    running_warmups = [(t, m) for t, m in to_warm_up if m in board.warmups[t]]
+    warmups = _start_owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running_warmups))
     budget = settings.max_warmup_replicas - sum(map(len, warmups))
-    fresh = [
-        (t, m) for t, m in (*running, *(copy for copy in to_warm_up if copy not in running)) if m not in warmups[t]
+    new_warmups = [
+        (t, m)
+        for t, m in (*running_warmups, *(copy for copy in to_warm_up if copy not in running_warmups))
+        if m not in warmups[t]
     ]
-    for t, m in fresh[: max(budget, 0)]:
+    for t, m in new_warmups[: max(budget, 0)]:
         warmups[t].append(m)
     unsettled = [
         t
         for t, (owner, goal) in enumerate(zip(plan.owners, plan.target, strict=True))
-        if missing[t] or (owner != goal and board.live[goal])
+        if missing_standbys[t] or (owner != goal and board.live[goal])
     ]
     return StandbyPlan(standbys, warmups, unsettled)
 
@@ -73,12 +75,12 @@ def _start_owner_warmups(
     """
     warmups: list[list[int]] = [[] for _ in board.tasks]
     missing_tasks = [t for t in plan.warm if plan.target[t] not in standbys[t]]
-    running = [t for t in missing_tasks if plan.target[t] in board.warmups[t]]
-    fresh = [t for t in missing_tasks if t not in running]
-    started = [*running, *fresh[: max(limit - reserved - len(running), 0)]]
-    for t in started:
+    running_tasks = [t for t in missing_tasks if plan.target[t] in board.warmups[t]]
+    new_tasks = [t for t in missing_tasks if t not in running_tasks]
+    started_tasks = [*running_tasks, *new_tasks[: max(limit - reserved - len(running_tasks), 0)]]
+    for t in started_tasks:
         warmups[t].append(plan.target[t])
-    budget = limit - len(started)
+    budget = limit - len(started_tasks)
     for t in sorted(plan.waiting):
         if budget > 0 and plan.target[t] not in standbys[t] and board.rank_without_copy[t] > 0:
             warmups[t].append(plan.target[t])
@@ -130,8 +132,10 @@ def _take_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[
 
     Members that forced awareness excludes are skipped.
     """
-    chosen: list[int] = []
+    chosen_members: list[int] = []
     for m in members:
-        if len(chosen) < len(copies.standbys[task]) and copies.spread.may_join(m, [plan.owners[task], *chosen]):
-            chosen.append(m)
-    return chosen
+        if len(chosen_members) < len(copies.standbys[task]) and copies.spread.may_join(
+            m, [plan.owners[task], *chosen_members]
+        ):
+            chosen_members.append(m)
+    return chosen_members
