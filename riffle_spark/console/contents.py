@@ -62,12 +62,12 @@ def log_command(root: str, limit: int | None, period: "Period", settings: Settin
     warnings = read_warnings(root, options, period)
     savepoints = read_savepoints(root, options)
     if as_json:
-        shown = {
+        result = {
             "records": [record.to_json() for record in records],
             "savepoints": to_plain(savepoints),
             "warnings": to_plain(tuple(warnings)),
         }
-        echo(json.dumps({"root": root, **shown}))
+        echo(json.dumps({"root": root, **result}))
         return
     if has_period and not records:
         echo("No retained record was written in this period.")

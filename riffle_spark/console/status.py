@@ -114,11 +114,11 @@ def _write_page(state: "RootStatus", file: Path) -> None:
 def _to_json(state: "RootStatus", failure: str | None) -> dict[str, object]:
     from riffle_spark.observe.json_values import to_plain
 
-    shown = {**state.to_json(), "failure": failure, "facts": to_plain(state.facts), "status": None}
+    result = {**state.to_json(), "failure": failure, "facts": to_plain(state.facts), "status": None}
     if state.status is not None:
         names = [field.name for field in fields(state.status) if field.name != "facts"]
-        shown["status"] = {name: to_plain(getattr(state.status, name)) for name in names}
-    return shown
+        result["status"] = {name: to_plain(getattr(state.status, name)) for name in names}
+    return result
 
 
 def _show(state: "RootStatus") -> None:
@@ -276,10 +276,12 @@ def _disk_text(member: "MemberFacts", limit: float | None) -> str | None:
 def _partitions(facts: "DriverFacts") -> Table:
     """Return the partitions of the source, those with the largest lag first."""
     worst = sorted(facts.source, key=lambda lag: (-lag.records, -(lag.seconds or 0.0), lag.topic, lag.partition))
-    shown = worst[:_PARTITIONS_SHOWN]
+    shown_partitions = worst[:_PARTITIONS_SHOWN]
     columns = ("TOPIC", "PARTITION", "RECORDS BEHIND", "TIME BEHIND")
-    table = Table(f"LAG, WORST FIRST ({len(shown)} of {len(worst)} partitions)", columns, right=frozenset(columns[1:]))
-    for lag in shown:
+    table = Table(
+        f"LAG, WORST FIRST ({len(shown_partitions)} of {len(worst)} partitions)", columns, right=frozenset(columns[1:])
+    )
+    for lag in shown_partitions:
         seconds = None if lag.seconds is None else show_duration(lag.seconds)
         table.add(lag.topic, lag.partition, show_count(lag.records), seconds)
     return table
@@ -301,14 +303,14 @@ def _remaining(member: "MemberFacts") -> str | None:
 
 
 def _moves(status: "Status") -> Table:
-    shown = status.moves[-_MOVES_SHOWN:]
-    return moves_table(f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)", shown)
+    shown_moves = status.moves[-_MOVES_SHOWN:]
+    return moves_table(f"LAST MOVES ({len(shown_moves)} of {len(status.moves)} in the status)", shown_moves)
 
 
 def _warnings(status: "Status") -> Table:
-    shown = status.warnings[-_WARNINGS_SHOWN:]
-    title = f"LAST WARNINGS ({len(shown)} of {len(status.warnings)} in the status)"
+    shown_warnings = status.warnings[-_WARNINGS_SHOWN:]
+    title = f"LAST WARNINGS ({len(shown_warnings)} of {len(status.warnings)} in the status)"
     table = Table(title, ("TIME", "ID", "WARNING"))
-    for warning in shown:
+    for warning in shown_warnings:
         table.add(show_time(warning.time_ms), warning.id, warning.text.splitlines()[0] if warning.text else "")
     return table

@@ -92,12 +92,12 @@ def open_mailroom(root: str, settings: Settings) -> "Mailroom":
 def show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | None, *, as_json: bool) -> None:
     """Print a request with its answer, for which the command waits up to ``wait`` seconds. Exit with its code."""
     stop = _warn_of_stop(mailroom, request)
-    listed = mailroom.wait(request, 0.0 if stop else wait or 0.0)
-    _show(mailroom, listed, {"warning": stop}, as_json=as_json)
-    if listed.state == "pending" and stop:
+    listed_request = mailroom.wait(request, 0.0 if stop else wait or 0.0)
+    _show(mailroom, listed_request, {"warning": stop}, as_json=as_json)
+    if listed_request.state == "pending" and stop:
         click.get_current_context().exit(_NOT_RUNNING)
-    if wait is not None and listed.state != "applied":
-        click.get_current_context().exit(_NOT_IN_TIME if listed.state == "pending" else 1)
+    if wait is not None and listed_request.state != "applied":
+        click.get_current_context().exit(_NOT_IN_TIME if listed_request.state == "pending" else 1)
 
 
 def _warn_of_stop(mailroom: "Mailroom", request: "MailboxRequest") -> str:
@@ -114,13 +114,13 @@ def _warn_of_stop(mailroom: "Mailroom", request: "MailboxRequest") -> str:
     return stop
 
 
-def _show(mailroom: "Mailroom", listed: "ListedRequest", more: dict[str, object], *, as_json: bool) -> None:
+def _show(mailroom: "Mailroom", listed_request: "ListedRequest", more: dict[str, object], *, as_json: bool) -> None:
     """Print a request with its answer. ``more`` are further fields of the JSON object."""
     if as_json:
-        echo(json.dumps({**listed.to_json(), **more}))
+        echo(json.dumps({**listed_request.to_json(), **more}))
         return
-    echo(_line(listed))
-    if listed.state == "pending":
+    echo(_line(listed_request))
+    if listed_request.state == "pending":
         echo(f"See the answer with: riffle requests {shlex.quote(mailroom.root)}")
 
 
@@ -130,17 +130,17 @@ def _wait_until_empty(mailroom: "Mailroom", request: "MailboxRequest", seconds: 
     Print progress, and exit with a code.
     """
     stop = _warn_of_stop(mailroom, request)
-    listed = mailroom.wait(request, 0.0 if stop else seconds)
-    if listed.state != "applied":
-        _show(mailroom, listed, {"warning": stop, "is_empty": False}, as_json=as_json)
+    listed_request = mailroom.wait(request, 0.0 if stop else seconds)
+    if listed_request.state != "applied":
+        _show(mailroom, listed_request, {"warning": stop, "is_empty": False}, as_json=as_json)
         not_in_time = _NOT_RUNNING if stop else _NOT_IN_TIME
-        click.get_current_context().exit(not_in_time if listed.state == "pending" else 1)
-    echo(_line(listed), err=as_json)
+        click.get_current_context().exit(not_in_time if listed_request.state == "pending" else 1)
+    echo(_line(listed_request), err=as_json)
     last_progress: DrainProgress | None = None
-    for progress in mailroom.watch_drain(listed, seconds):
+    for progress in mailroom.watch_drain(listed_request, seconds):
         last_progress = progress
         echo(_text_of_progress(request, progress), err=as_json)
-    _end_of_drain(listed, last_progress, as_json=as_json)
+    _end_of_drain(listed_request, last_progress, as_json=as_json)
 
 
 def _text_of_progress(request: "MailboxRequest", progress: "DrainProgress") -> str:
@@ -157,9 +157,9 @@ def _text_of_progress(request: "MailboxRequest", progress: "DrainProgress") -> s
     return f"Member {request.arguments['member']} has {', '.join(counts) or 'no copy that is needed'}"
 
 
-def _end_of_drain(listed: "ListedRequest", last_progress: "DrainProgress | None", *, as_json: bool) -> None:
+def _end_of_drain(listed_request: "ListedRequest", last_progress: "DrainProgress | None", *, as_json: bool) -> None:
     """Print the end of a drain that the command waited for. Exit with its code."""
-    member = listed.request.arguments["member"]
+    member = listed_request.request.arguments["member"]
     if last_progress is None:
         code, text = (
             _NOT_IN_TIME,
@@ -179,18 +179,26 @@ def _end_of_drain(listed: "ListedRequest", last_progress: "DrainProgress | None"
             if last_progress is None
             else {"owned": last_progress.owned, "standbys": last_progress.standbys, "warmups": last_progress.warmups}
         )
-        echo(json.dumps({**listed.to_json(), **counts, "is_empty": code == 0, "warning": "" if code == 0 else text}))
+        echo(
+            json.dumps(
+                {**listed_request.to_json(), **counts, "is_empty": code == 0, "warning": "" if code == 0 else text}
+            )
+        )
     else:
         echo(text)
     click.get_current_context().exit(code)
 
 
-def _line(listed: "ListedRequest") -> str:
+def _line(listed_request: "ListedRequest") -> str:
     """Return a request and its answer as a line of text."""
-    request = listed.request
-    error_id = f"  [{listed.answer.error_id}]" if listed.answer and listed.answer.error_id else ""
-    text = f"  {listed.answer.text}" if listed.answer else ""
-    head = f"{request.number:>6}  {show_time(request.time_ms)}  {listed.state:<10}  {request.user}@{request.host}"
+    request = listed_request.request
+    error_id = (
+        f"  [{listed_request.answer.error_id}]" if listed_request.answer and listed_request.answer.error_id else ""
+    )
+    text = f"  {listed_request.answer.text}" if listed_request.answer else ""
+    head = (
+        f"{request.number:>6}  {show_time(request.time_ms)}  {listed_request.state:<10}  {request.user}@{request.host}"
+    )
     return f"{head}  {_command_text(request)}{error_id}{text}"
 
 

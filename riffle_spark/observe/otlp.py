@@ -176,8 +176,10 @@ def query_label(facts: DriverFacts) -> str:
 
 def metrics_data(readings: Iterable[Reading], facts: DriverFacts, resource: Resource, start_ms: int) -> MetricsData:
     """Return readings as the SDK's metrics, as of the time of the facts. Counters count since ``start_ms``."""
-    ordered = sorted(readings, key=lambda reading: reading.metric.name)
-    metrics = [_metric(list(group), facts, start_ms) for _, group in groupby(ordered, lambda reading: reading.metric)]
+    sorted_readings = sorted(readings, key=lambda reading: reading.metric.name)
+    metrics = [
+        _metric(list(group), facts, start_ms) for _, group in groupby(sorted_readings, lambda reading: reading.metric)
+    ]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(_SCOPE, metrics, "")], "")])
 
 

@@ -86,7 +86,9 @@ def page_of(status: Status) -> str:
 def _header(status: Status, name: str) -> Markup:
     """Return the name and the state of the query, when this was written, and the links to the sections."""
     facts = status.facts
-    written = element("p", "Written ", time_part(facts.time_ms), " UTC", element("span", "", id="age"), id="written")
+    written_line = element(
+        "p", "Written ", time_part(facts.time_ms), " UTC", element("span", "", id="age"), id="written"
+    )
     ids = f"query {facts.query_id}, run {facts.run_id}" if facts.run_id else f"query {facts.query_id}"
     reload_ = element("label", element("input", type="checkbox", id="reload"), " Reload every minute")
     links = [element("li", element("a", link.capitalize(), href=f"#{link}")) for link in _LINKS]
@@ -99,7 +101,7 @@ def _header(status: Status, name: str) -> Markup:
             _state_detail(status),
             element("p", ids, f", epoch {facts.epoch}", class_="quiet"),
         ),
-        element("div", written, reload_, class_="written"),
+        element("div", written_line, reload_, class_="written"),
         element("p", "", id="stale", role="status"),
         element("nav", element("ul", links), aria_label="Sections"),
         element("noscript", element("p", "The charts and maps need JavaScript. The tables have all numbers.")),

@@ -240,22 +240,22 @@ class StatusExporter:
         its bytes.
         """
         tag = self._tags.pop(name, "")  # after an error the object is unknown
-        replaced = self._objects.replace_if_unchanged(name, data, tag) if tag else None
-        if replaced is None:
-            stored = self._objects.get_if_changed(name)
-            if stored is None:
+        replaced_object = self._objects.replace_if_unchanged(name, data, tag) if tag else None
+        if replaced_object is None:
+            stored_object = self._objects.get_if_changed(name)
+            if stored_object is None:
                 return self._objects.put_if_absent(name, data)
-            if stored.data is not None and is_newer(stored.data):
+            if stored_object.data is not None and is_newer(stored_object.data):
                 return False
-            replaced = self._objects.replace_if_unchanged(name, data, stored.tag)
-        if replaced is not None:
-            self._tags[name] = replaced.tag
-        return replaced is not None
+            replaced_object = self._objects.replace_if_unchanged(name, data, stored_object.tag)
+        if replaced_object is not None:
+            self._tags[name] = replaced_object.tag
+        return replaced_object is not None
 
     def _is_newer(self, data: bytes, facts: DriverFacts) -> bool:
         """Return whether a newer driver wrote this status. A damaged status is replaced."""
         try:
-            stored = decode(data).facts
+            stored_facts = decode(data).facts
         except CorruptStateError:
             return False
-        return stored.epoch > facts.epoch and stored.time_ms >= self._started_ms
+        return stored_facts.epoch > facts.epoch and stored_facts.time_ms >= self._started_ms

@@ -44,8 +44,12 @@ def show_duration(seconds: float) -> str:
     for large, large_name, small, small_name in _PERIODS:
         count = round(seconds / small)
         if count * small >= large:
-            many, few = divmod(count, large // small)
-            return f"{many} {large_name} {few} {small_name}" if few else f"{many} {large_name}"
+            large_count, small_count = divmod(count, large // small)
+            return (
+                f"{large_count} {large_name} {small_count} {small_name}"
+                if small_count
+                else f"{large_count} {large_name}"
+            )
     raise AssertionError(seconds)
 
 

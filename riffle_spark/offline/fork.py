@@ -92,8 +92,8 @@ class _Copy:
         if self.sizes[name] <= _IN_MEMORY_BYTES:
             data = self.source.get(name)
             return data is not None and self._put(name, data)
-        with _spooled(partial(self.source.copy_to, name, 0, 1 << 62)) as spooled:
-            return spooled is not None and self._put(name, spooled)
+        with _spooled(partial(self.source.copy_to, name, 0, 1 << 62)) as content:
+            return content is not None and self._put(name, content)
 
     def _put(self, name: str, data: bytes) -> bool:
         """Write an object, unless the same command has just written it in another process. Return ``True``."""
@@ -110,8 +110,8 @@ def _spooled(copy_to: "partial[int | None]") -> Iterator[bytes | None]:
             yield None
             return
         file.flush()
-        with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as mapped:
-            yield cast("bytes", mapped)  # stores take any buffer
+        with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as content:
+            yield cast("bytes", content)  # stores take any buffer
 
 
 def fork(

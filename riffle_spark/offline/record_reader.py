@@ -31,8 +31,8 @@ def read_record(objects: ObjectStore, sequence: int) -> Record | None:
     """
     name = paths.record_name(sequence)
     with suppress(CorruptStateError):
-        fetched = fetch_record(objects, name, changed_only=True)
-        return None if fetched is None else fetched.record
+        response = fetch_record(objects, name, changed_only=True)
+        return None if response is None else response.record
     return None
 
 

@@ -34,10 +34,10 @@ def find_roots(
     objects = open_store(prefix, options or StoreOptions())
     place = normalised(prefix)
     roots: list[str] = []
-    waiting = deque([("", 0)])
+    folders_to_list = deque([("", 0)])
     looks = 0
-    while waiting and looks < folders_max:
-        folder, level = waiting.popleft()
+    while folders_to_list and looks < folders_max:
+        folder, level = folders_to_list.popleft()
         looks += 1
         names = objects.list_folders(folder)
         is_root = paths.LOG.rstrip("/") in names and _has_record(objects, folder)
@@ -46,8 +46,8 @@ def find_roots(
         queries = [name for name in names if name.startswith(paths.QUERY)]
         following = queries if queries or is_root else names
         if level < depth:
-            waiting += [(f"{folder}{name}/", level + 1) for name in following]
-    return RootSearch(tuple(sorted(roots)), is_complete=not waiting)
+            folders_to_list += [(f"{folder}{name}/", level + 1) for name in following]
+    return RootSearch(tuple(sorted(roots)), is_complete=not folders_to_list)
 
 
 def _has_record(objects: ObjectStore, folder: str) -> bool:

@@ -109,10 +109,10 @@ class Savepoints:
             return False
         if read_requests(self.tail.orders).control:
             return True
-        running = "The query runs" if state == "running" else "It is unknown whether the query has stopped"
+        problem = "The query runs" if state == "running" else "It is unknown whether the query has stopped"
         # Cause: Without a request only a record under a higher epoch can change savepoints. It would stop the query.
         raise ConfigError(
-            f"{running}, and its driver does not read requests.",
+            f"{problem}, and its driver does not read requests.",
             remedy='Set control = on (in the running query: job.reconfigure(control="on")), and retry after its next '
             "batch. Or stop the query, and add --stopped.",
             where=self.root,
@@ -205,15 +205,15 @@ class Savepoints:
             objects[savepoint.name] = savepoint_objects(record)
             for name, size in object_sizes(record).items():
                 sizes[name] = max(size, sizes.get(name, 0))
-        retained = self._retained_objects() if objects else set()
-        only = set[str]().union(*objects.values()) - retained
-        measured = (
+        retained_names = self._retained_objects() if objects else set()
+        only = set[str]().union(*objects.values()) - retained_names
+        measured_savepoints = (
             SavepointOnRoot(savepoint, problem=problems[savepoint.name])
             if savepoint.name in problems
-            else _measured(savepoint, objects, retained, sizes)
+            else _measured(savepoint, objects, retained_names, sizes)
             for savepoint in self.tail.savepoints
         )
-        return SavepointCosts(tuple(measured), len(only), sum(sizes[name] for name in only))
+        return SavepointCosts(tuple(measured_savepoints), len(only), sum(sizes[name] for name in only))
 
     def _retained_objects(self) -> set[str]:
         """Return the names of all objects that retained records list."""

@@ -155,8 +155,8 @@ def _read_log(verification: _Verification, root: str) -> None:
             errors[gap.stop] = paths.far_beyond_error(gap.stop)
             verification.digests.pop(gap.stop)
             continue
-        unlisted = {sequence: _read_record(verification, sequence) for sequence in gap[:_GAP_MAX]}  # a LIST may lag
-        errors |= {sequence: error for sequence, error in unlisted.items() if error}
+        gap_errors = {sequence: _read_record(verification, sequence) for sequence in gap[:_GAP_MAX]}  # a LIST may lag
+        errors |= {sequence: error for sequence, error in gap_errors.items() if error}
     tail = verification.tail
     first = _first_sequence(verification, tail)
     for sequence in sorted(s for s in verification.digests if s < first):
@@ -164,12 +164,12 @@ def _read_log(verification: _Verification, root: str) -> None:
         remedy = "None: a scan of the query deletes it."
         verification.add("note", paths.record_name(sequence), problem, remedy)
         verification.records.pop(sequence, None)
-    lost = {
+    lost_records = {
         sequence: missing_object_error(paths.record_name(sequence))
         for sequence in _lost_below(verification, first, tail)
     }
-    for sequence, error in sorted((errors | lost).items()):
-        if sequence >= first or sequence in lost:
+    for sequence, error in sorted((errors | lost_records).items()):
+        if sequence >= first or sequence in lost_records:
             verification.add_error(_record_level(verification, sequence, tail), error, paths.record_name(sequence))
 
 
@@ -265,20 +265,20 @@ def _check_parts(verification: _Verification, tail: Record) -> None:
     for record in _read_savepoints(verification, tail):
         for part in _parts_of(verification, record, "rollback"):
             levels.setdefault(part, "rollback")
-    listed: set[str] = set()
+    listed_names: set[str] = set()
     reader = Reader(verification.objects, verification.keys)
     links: dict[Link, list[_Part]] = {}
     for part in levels:
         if isinstance(part.part, Link):
             links.setdefault(part.part, []).append(part)
     for run in bounded_runs(reader, links):
-        listed.add(run[0].object)
+        listed_names.add(run[0].object)
         _check_links(verification, reader, run, links, levels, schemas)
     for part, level in levels.items():
         if isinstance(part.part, Snapshot) and part.key_group is not None:
             address = (part.store, part.key_group)
-            listed.add(_check_snapshot(verification, address, part.part, level, schemas))
-    _note_orphans(verification, listed, tail)
+            listed_names.add(_check_snapshot(verification, address, part.part, level, schemas))
+    _note_orphans(verification, listed_names, tail)
 
 
 def _read_savepoints(verification: _Verification, tail: Record) -> Iterator[Record]:
@@ -413,9 +413,9 @@ def _check_rows(
 def _note_orphans(verification: _Verification, listed: set[str], tail: Record) -> None:
     """Add findings for unlisted objects of a newer epoch than the log's, because its newest records may be lost."""
     for name in verification.names:
-        parsed = paths.parse_object_name(name)
-        if parsed is not None and parsed.epoch > tail.epoch and name not in listed:
-            problem = f"The object is of epoch {parsed.epoch}, but the newest record is of epoch {tail.epoch}."
+        object_name = paths.parse_object_name(name)
+        if object_name is not None and object_name.epoch > tail.epoch and name not in listed:
+            problem = f"The object is of epoch {object_name.epoch}, but the newest record is of epoch {tail.epoch}."
             remedy = "Check whether a newer driver runs. If none does, the newest records are lost: restore log/."
             verification.add("note", name, problem, remedy)
 

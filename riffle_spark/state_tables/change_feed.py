@@ -183,8 +183,8 @@ def _changes_of(table: StateTable, schema: pa.Schema, item: tuple[int, list[Step
         until_ms = step.expired_until_ms
         if until_ms is not None and table.store_schema.due is not None:
             parts = fetch_parts(reader, table.store, {number: step.after}, table.store_schema)[number]
-            expired = partial(_expired_keys, number, parts, first_ms_of(step.before.timer_ms), until_ms)
-            changes.append(table.store_schema.either(expired, lambda _: pa.table({})))
+            read_expired_keys = partial(_expired_keys, number, parts, first_ms_of(step.before.timer_ms), until_ms)
+            changes.append(table.store_schema.either(read_expired_keys, lambda _: pa.table({})))
         tables += [_complete(rows, schema, number, step.version) for rows in changes if rows.num_rows]
     return tables
 

@@ -46,8 +46,8 @@ def rows_of_plain(schema: PlainColumns, columns: TableColumns, keys: RequestedKe
         rows = normalise_zeros(rows, schema.key.names)
         content = cast_table(rows.select(schema.part_schema().names), schema.part_schema())
         due_ms = pa.nulls(len(rows), pa.int64()) if schema.due is None else _due_ms(rows.column(schema.due))
-        added = [_repeat(key_group, len(rows)), rows.column(columns.version), due_ms]
-        return pa.table([*content.columns, *added], schema=output)
+        added_columns = [_repeat(key_group, len(rows)), rows.column(columns.version), due_ms]
+        return pa.table([*content.columns, *added_columns], schema=output)
 
     return rows_of
 
@@ -108,8 +108,8 @@ def rows_of_variable(schema: VariableColumns, name: str, keys: RequestedKeys | N
         due_ms = rows.ids if name == TIMER else rows.due_times_ms()
         content = [*key_columns, *_element_columns(schema, name, rows)]
         count = len(rows.picked)
-        added = [_repeat(key_group, count), pa.array(changed), pa.array(due_ms, mask=due_ms == NO_DUE)]
-        table = pa.table([*content, *added], schema=output)
+        added_columns = [_repeat(key_group, count), pa.array(changed), pa.array(due_ms, mask=due_ms == NO_DUE)]
+        table = pa.table([*content, *added_columns], schema=output)
         return table if keys is None else table.filter(keys.mask_rows(table.columns[: len(schema.key)]))
 
     return rows_of

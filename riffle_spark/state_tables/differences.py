@@ -78,22 +78,26 @@ def compare_rows(before: pa.Table, after: pa.Table) -> Difference:
     place_before = pc.index_in(ids_after, value_set=ids_before)
     common_rows = np.flatnonzero(place_before.is_valid().to_numpy(zero_copy_only=False))
     matching = place_before.take(pa.array(common_rows))
-    compared = [field.name for field in after.schema if _role_of(field) in (b"state", b"due")]
-    old_rows = before.select(compared).take(matching)
-    new_rows = after.select(compared).take(pa.array(common_rows))
-    updated = np.flatnonzero(mask_differing_rows(old_rows.columns, new_rows.columns, len(common_rows)))
-    inserted = pc.indices_nonzero(place_before.is_null())
-    deleted = pc.indices_nonzero(pc.invert(pc.is_in(ids_before, value_set=ids_after)))
-    changes = np.repeat([INSERT, UPDATE, DELETE], [len(inserted), len(updated), len(deleted)])
+    compared_names = [field.name for field in after.schema if _role_of(field) in (b"state", b"due")]
+    old_rows = before.select(compared_names).take(matching)
+    new_rows = after.select(compared_names).take(pa.array(common_rows))
+    updated_rows = np.flatnonzero(mask_differing_rows(old_rows.columns, new_rows.columns, len(common_rows)))
+    inserted_rows = pc.indices_nonzero(place_before.is_null())
+    deleted_rows = pc.indices_nonzero(pc.invert(pc.is_in(ids_before, value_set=ids_after)))
+    changes = np.repeat([INSERT, UPDATE, DELETE], [len(inserted_rows), len(updated_rows), len(deleted_rows)])
     rows_before = pa.concat_arrays(
         [
-            pa.nulls(len(inserted), pa.int64()),
-            matching.take(pa.array(updated)).cast(pa.int64()),
-            deleted.cast(pa.int64()),
+            pa.nulls(len(inserted_rows), pa.int64()),
+            matching.take(pa.array(updated_rows)).cast(pa.int64()),
+            deleted_rows.cast(pa.int64()),
         ]
     )
     rows_after = pa.concat_arrays(
-        [inserted.cast(pa.int64()), pa.array(common_rows[updated], pa.int64()), pa.nulls(len(deleted), pa.int64())]
+        [
+            inserted_rows.cast(pa.int64()),
+            pa.array(common_rows[updated_rows], pa.int64()),
+            pa.nulls(len(deleted_rows), pa.int64()),
+        ]
     )
     return Difference(pa.array(changes, pa.string()), _take(before, rows_before), _take(after, rows_after))
 

@@ -94,11 +94,11 @@ def _make_column(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 def _misfit_error(key: object, schema: StoreSchema, error: Exception) -> ConfigError:
     """Return the error for a key that does not fit a store's key columns."""
-    described = ", ".join(f"{field.name} ({field.type})" for field in schema.key)
+    key_columns = ", ".join(f"{field.name} ({field.type})" for field in schema.key)
     key_text = str(key)[:80]
     return ConfigError(
         f"{key_text!r} is not a key of store {schema.store!r}: {error}",
-        remedy=f"Give {described}: a value for one column, a tuple or a dictionary for several.",
+        remedy=f"Give {key_columns}: a value for one column, a tuple or a dictionary for several.",
         where=schema.store,
         id="RIFFLE-1556",
     )

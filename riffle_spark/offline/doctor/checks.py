@@ -56,10 +56,10 @@ def check_workers(driver: PythonFacts, worker: PythonFacts) -> Result:
     fact = f"The workers' Python is {worker.dotted} ({worker.command})."
     if worker.version[:2] != driver.version[:2]:
         return Result("workers", "error", f"{fact} The driver's is {driver.dotted}.", remedy)
-    missing = [name for name in _WORKER_PACKAGES if name not in worker.packages]
-    if missing:
-        fact = f"{fact} It does not have {', '.join(missing)}."
-        install = install_remedy(*(REQUIREMENTS[name] for name in missing))
+    missing_packages = [name for name in _WORKER_PACKAGES if name not in worker.packages]
+    if missing_packages:
+        fact = f"{fact} It does not have {', '.join(missing_packages)}."
+        install = install_remedy(*(REQUIREMENTS[name] for name in missing_packages))
         return Result("workers", "error", fact, f"{remedy} On machines without it: {install}")
     if "riffle-spark" not in worker.packages:
         fact = f"{fact} It does not have riffle_spark."
@@ -79,12 +79,12 @@ def check_java(java: JavaFacts, spark: SparkInstallation | None) -> Result:
     if java.major is None:
         return Result("java", "error", f"Java was not found: {java.command}: {java.problem}.", _INSTALL_JAVA)
     line = spark.line if spark is not None else SPARK_LINES[-1]
-    tested = _TESTED_JAVA[4 if line >= (4, 0) else 3]
+    tested_versions = _TESTED_JAVA[4 if line >= (4, 0) else 3]
     fact = f"Java is version {java.major} ({java.command})."
-    if java.major in tested:
+    if java.major in tested_versions:
         return Result("java", "ok", fact)
-    level: Level = "error" if java.major < tested[0] else "warning"
-    return Result("java", level, f"{fact} Spark {_dotted(line)} runs on {_choice(tested)}.", _INSTALL_JAVA)
+    level: Level = "error" if java.major < tested_versions[0] else "warning"
+    return Result("java", level, f"{fact} Spark {_dotted(line)} runs on {_choice(tested_versions)}.", _INSTALL_JAVA)
 
 
 def check_spark(spark: SparkInstallation | None) -> Result:
@@ -94,8 +94,10 @@ def check_spark(spark: SparkInstallation | None) -> Result:
         return Result("spark", "error", "PySpark cannot be imported.", remedy)
     fact = f"Spark is {spark.version} with Scala {spark.scala} and Hadoop {spark.hadoop or 'unknown'} ({spark.home})."
     if spark.line not in SPARK_LINES:
-        supported = f"Use Spark {_dotted(SPARK_LINES[0])} or {_dotted(SPARK_LINES[1])} to {_dotted(SPARK_LINES[-1])}."
-        return Result("spark", "error", fact, supported)
+        remedy_for_line = (
+            f"Use Spark {_dotted(SPARK_LINES[0])} or {_dotted(SPARK_LINES[1])} to {_dotted(SPARK_LINES[-1])}."
+        )
+        return Result("spark", "error", fact, remedy_for_line)
     if not spark.jars:
         remedy = "With Spark Connect this is expected. Otherwise set SPARK_HOME to a complete Spark, or unset it."
         return Result("spark", "warning", f"{fact} It has no jars, so it cannot start a JVM.", remedy)
@@ -114,11 +116,13 @@ def check_packages(driver: PythonFacts, spark: SparkInstallation | None) -> list
 def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
     """Check that a package is installed in a version that PySpark and riffle_spark accept."""
     own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1]
-    recommended = max(minimum, own_minimum, key=_numbers)
+    recommended_version = max(minimum, own_minimum, key=_numbers)
     # Only functions on pandas need a newer pandas than PySpark demands.
-    needed_version = minimum if name == "pandas" else recommended
+    needed_version = minimum if name == "pandas" else recommended_version
     below = ",<3" if name == "pandas" else ""
-    remedy = f"Run pip install '{name}>={recommended}{below}' for the Python of the driver and of every executor."
+    remedy = (
+        f"Run pip install '{name}>={recommended_version}{below}' for the Python of the driver and of every executor."
+    )
     installed_version = driver.packages.get(name)
     if installed_version is None:
         return Result(name, "error", f"{name} is not installed.", remedy)
@@ -133,7 +137,7 @@ def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
 
 def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka: bool, s3a: bool) -> list[Result]:
     """Name the connectors of Kafka and ``s3a://`` that the installed Spark needs."""
-    packaged = ",".join(conf.get(name, "") for name in ("spark.jars.packages", "spark.jars"))
+    configured_jars = ",".join(conf.get(name, "") for name in ("spark.jars.packages", "spark.jars"))
     connectors = (
         ("kafka-connector", kafka, "spark-sql-kafka-0-10", spark.kafka_connector, "kafka", "to read Kafka"),
         ("s3a-connector", s3a, "hadoop-aws", spark.hadoop_aws, "s3a", "for s3a:// paths, not for the root"),
@@ -142,7 +146,7 @@ def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka
     for check, is_needed, jar, coordinate, option, use in connectors:
         if not is_needed:
             continue
-        if spark.has_jar(jar) or jar in packaged:
+        if spark.has_jar(jar) or jar in configured_jars:
             results.append(Result(check, "ok", f"{jar} is installed or configured."))
             continue
         remedy = (
@@ -235,9 +239,9 @@ def check_memory(conf: Mapping[str, str], slots: int | None, machine_bytes: int)
     """
     if _LOCAL.match(conf.get("spark.master", "")):
         heap = memory_bytes(conf.get("spark.driver.memory", "1g"), _MIB) or 0
-        needed = heap + (slots or 1) * _WORKER_BYTES
-        fact = f"A heap of {_size(heap)} and {slots} Python workers take {_size(needed)}"
-        if machine_bytes and needed > machine_bytes:
+        needed_bytes = heap + (slots or 1) * _WORKER_BYTES
+        fact = f"A heap of {_size(heap)} and {slots} Python workers take {_size(needed_bytes)}"
+        if machine_bytes and needed_bytes > machine_bytes:
             remedy = "Set spark.driver.memory lower, or use fewer slots."
             return Result("memory", "warning", f"{fact}. This machine has {_size(machine_bytes)} left.", remedy)
         return Result("memory", "ok", f"{fact} before they have rows.")
@@ -252,12 +256,14 @@ def check_memory(conf: Mapping[str, str], slots: int | None, machine_bytes: int)
             return Result("memory", "warning", f"{fact}, and {_size(per_worker)} for each Python worker.", remedy)
         return Result("memory", "ok", f"{fact}, and {_size(per_worker)} for each Python worker.")
     overhead = _overhead(conf, heap)
-    needed = cores * _WORKER_BYTES
+    needed_bytes = cores * _WORKER_BYTES
     fact = f"{fact}. Python has no limit of its own and shares spark.executor.memoryOverhead, {_size(overhead)}"
-    if overhead < 2 * needed:
-        remedy = f"Set spark.executor.memoryOverhead to at least {_size(2 * needed)}, or set "
+    if overhead < 2 * needed_bytes:
+        remedy = f"Set spark.executor.memoryOverhead to at least {_size(2 * needed_bytes)}, or set "
         remedy += f"spark.executor.pyspark.memory to at least {cores}g."
-        return Result("memory", "warning", f"{fact}. Its workers take {_size(needed)} before they have rows.", remedy)
+        return Result(
+            "memory", "warning", f"{fact}. Its workers take {_size(needed_bytes)} before they have rows.", remedy
+        )
     return Result("memory", "ok", f"{fact}.")
 
 
@@ -291,8 +297,10 @@ def check_kafka(kafka: KafkaFacts) -> Result:
         return Result("kafka", "warning", f"{fact}. The cluster did not describe itself: {kafka.problem}.", remedy)
     if kafka.unreachable_brokers:
         remedy = "Correct the brokers' advertised.listeners, or make these addresses reachable."
-        lost = ", ".join(kafka.unreachable_brokers)
-        return Result("kafka", "error", f"{fact}. The cluster advertises {lost}, which refuses connections.", remedy)
+        unreachable = ", ".join(kafka.unreachable_brokers)
+        return Result(
+            "kafka", "error", f"{fact}. The cluster advertises {unreachable}, which refuses connections.", remedy
+        )
     return Result("kafka", "ok", f"{fact}. All {len(kafka.brokers)} brokers accept connections.")
 
 

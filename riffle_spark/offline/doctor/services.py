@@ -102,24 +102,24 @@ def _clock_ahead(store: ObjectStore, name: str, before: float, after: float) -> 
     It is 0 if the time of the put fits between ``before`` and ``after``. Stores round times down to a second.
     """
     try:
-        modified = store.modified(name) if isinstance(store, DatedStore) else None
+        modified_ms = store.modified(name) if isinstance(store, DatedStore) else None
     except RiffleError:
-        modified = None  # without the right to read; the next steps report it
-    if modified is None:
+        modified_ms = None  # without the right to read; the next steps report it
+    if modified_ms is None:
         return None
-    return modified - after if modified > after else min(0.0, modified + 1 - before)
+    return modified_ms - after if modified_ms > after else min(0.0, modified_ms + 1 - before)
 
 
 def kafka_facts(servers: Sequence[str]) -> KafkaFacts:
     """Connect to each server, and to each broker that the cluster advertises."""
-    connected = tuple(server for server in servers if accepts_connections(server, _TIMEOUT_SECONDS))
-    refused = tuple(server for server in servers if server not in connected)
-    if not connected:
-        return KafkaFacts((), refused)
+    connected_servers = tuple(server for server in servers if accepts_connections(server, _TIMEOUT_SECONDS))
+    refused_servers = tuple(server for server in servers if server not in connected_servers)
+    if not connected_servers:
+        return KafkaFacts((), refused_servers)
     try:
-        with administrator(connected, _TIMEOUT_SECONDS) as admin:
+        with administrator(connected_servers, _TIMEOUT_SECONDS) as admin:
             brokers = tuple(f"{broker['host']}:{broker['port']}" for broker in admin.describe_cluster()["brokers"])
     except Exception as error:  # noqa: BLE001 - Kafka's client raises errors of many kinds
-        return KafkaFacts(connected, refused, problem=str(error) or type(error).__name__)
+        return KafkaFacts(connected_servers, refused_servers, problem=str(error) or type(error).__name__)
     lost = tuple(broker for broker in brokers if not accepts_connections(broker, _TIMEOUT_SECONDS))
-    return KafkaFacts(connected, refused, brokers, lost)
+    return KafkaFacts(connected_servers, refused_servers, brokers, lost)
