@@ -49,10 +49,10 @@ class Input(NamedTuple):
 
         Raises ``ConfigError`` if two struct fields would get the same name.
         """
-        added = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
-        check_fields([*self.fields, *added])
-        kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added]
-        return Input(pa.schema([*self.rows, *kinds]), self.shown, (*self.fields, *added))
+        added_fields = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
+        check_fields([*self.fields, *added_fields])
+        kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added_fields]
+        return Input(pa.schema([*self.rows, *kinds]), self.shown, (*self.fields, *added_fields))
 
 
 def is_same_name(first: str, second: str, *, case_sensitive: bool) -> bool:

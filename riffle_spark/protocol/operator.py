@@ -200,8 +200,8 @@ def _resolve_columns(
     """Return a computation that uses the input's inner column names, and the columns that it reads."""
     if not isinstance(compute, NamesColumns):
         return compute, []
-    resolved = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
-    columns = {name: column for name, column in resolved.items() if column is not None}
+    resolved_columns = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
+    columns = {name: column for name, column in resolved_columns.items() if column is not None}
     return compute.with_column_names({name: column.name for name, column in columns.items()}), list(columns.values())
 
 
@@ -237,15 +237,15 @@ def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
     added = {column.name for column in operator.fields}
     own_columns = pa.schema([column for column in operator.input if column.name not in added])
     column = find_column(watermark.column, own_columns, operator.store, case_sensitive=operator.case_sensitive)
-    extended = Input(operator.input, {}, operator.fields).with_fields([column] if column else [])
-    kind = extended.rows.field(column.name).type if column else None
+    extended_input = Input(operator.input, {}, operator.fields).with_fields([column] if column else [])
+    kind = extended_input.rows.field(column.name).type if column else None
     _check_timestamp(kind, f"The watermark column {watermark.column!r}", operator.store)
     assert column is not None
     shown = operator.shown or {name: name for name in own_columns.names}
     watermark = watermark._replace(column=column.name)
-    if extended.fields == operator.fields:
+    if extended_input.fields == operator.fields:
         return replace(operator, watermark=watermark)
-    return replace(operator, watermark=watermark, input=extended.rows, fields=extended.fields, shown=shown)
+    return replace(operator, watermark=watermark, input=extended_input.rows, fields=extended_input.fields, shown=shown)
 
 
 def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> Operator:

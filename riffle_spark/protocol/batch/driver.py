@@ -188,8 +188,8 @@ class Driver:
             return {}
         if tail.schemas.keys() <= tail.row_counts.keys():
             return tail.row_counts
-        stored = self._log.manifest.measure_stores()
-        return {**{store: size.rows for store, size in stored.items()}, **tail.row_counts}
+        store_sizes = self._log.manifest.measure_stores()
+        return {**{store: size.rows for store, size in store_sizes.items()}, **tail.row_counts}
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
         """Return the earliest processing time (ms) at which a key of these operators is due, as of the last commit.
@@ -288,8 +288,8 @@ class Driver:
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
         previous = self._log.tail
         draft = claim_record(previous, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
-        promised = self._upkeep.promise_after(self._log.first, previous) if previous else 0
-        draft = replace(draft, promised=promised, savepoints=self.mailbox.savepoints.for_claim(previous))
+        promise = self._upkeep.promise_after(self._log.first, previous) if previous else 0
+        draft = replace(draft, promised=promise, savepoints=self.mailbox.savepoints.for_claim(previous))
         tail = self._log.append(draft, self._log.manifest)
         self._claim_digits = claim_digits(tail.commit_id)
         self.mailbox.savepoints.start(tail)
@@ -475,10 +475,10 @@ class Driver:
             after_commit=self._settings.deliver_after_commit,
             key_id=self._home.key,
         )
-        promised = self._upkeep.promise(tail.sequence + 1)
+        promise = self._upkeep.promise(tail.sequence + 1)
         draft = replace(
             draft,
-            promised=promised,
+            promised=promise,
             weights=self.ownership.placement.weights.to_record(with_measured=self._log.is_full_due("batch")),
             orders=self._idle_loop.requests_for_record(),
             savepoints=self.mailbox.savepoints.current,

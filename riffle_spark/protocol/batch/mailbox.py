@@ -236,17 +236,17 @@ def add_request(objects: ObjectStore, request: MailboxRequest, answered: Callabl
         own = next((each for each in mailbox.requests if each.id == request.id), None)
         if own is not None:  # an earlier attempt succeeded, although its answer was lost
             return own
-        changed = mailbox.add(request, answered())
+        changed_mailbox = mailbox.add(request, answered())
         try:
             if tag is None:
-                is_written = objects.put_if_absent(MAILBOX, changed.encode())
+                is_written = objects.put_if_absent(MAILBOX, changed_mailbox.encode())
             else:
-                is_written = objects.replace_if_unchanged(MAILBOX, changed.encode(), tag) is not None
+                is_written = objects.replace_if_unchanged(MAILBOX, changed_mailbox.encode(), tag) is not None
         except UnavailableError as error:
             unclear = error
             continue
         if is_written:
-            return changed.requests[-1]
+            return changed_mailbox.requests[-1]
     # Cause: Many commands write at once, or the store does not answer.
     raise unclear or UnavailableError(
         f"The request could not be added in {_TRIES} attempts, because other commands changed the requests.",

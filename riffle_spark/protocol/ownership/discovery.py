@@ -93,28 +93,36 @@ class Discovery:
         If no executor is a member yet, this waits for their censuses.
         """
         membership.executors = tuple(executors)
-        reassigned = membership.reassign_folders(executors)
-        departed = membership.find_departed(executors)
-        planned = (
-            self._cluster.find_planned_removals([member.executor.id for member in departed])
-            if departed
+        reassignment = membership.reassign_folders(executors)
+        departed_members = membership.find_departed(executors)
+        planned_executors = (
+            self._cluster.find_planned_removals([member.executor.id for member in departed_members])
+            if departed_members
             else frozenset()
         )
         alive = {executor.id for executor in executors}
         for delays in (self._aside, self._unanswered):
             delays.keep_only(lambda executor: executor in alive)
         aside = [member for member in membership.live.values() if self._aside.is_delayed(member.executor.id, now)]
-        removed = membership.remove([*departed, *(member for member in aside if member not in departed)], now, planned)
+        removal = membership.remove(
+            [*departed_members, *(member for member in aside if member not in departed_members)], now, planned_executors
+        )
         order = self._census_order(home)
-        changes = [reassigned, removed, self._add_members(self._take_answers(now), executors, membership, copies, now)]
+        changes = [
+            reassignment,
+            removal,
+            self._add_members(self._take_answers(now), executors, membership, copies, now),
+        ]
         if not membership.live:
             usable = [executor for executor in executors if not self._aside.is_delayed(executor.id, now)] or executors
             changes.append(self._add_members(self._ask_now(usable, order), executors, membership, copies, now))
             if not membership.live:
                 changes.append(membership.add_without_census(usable))
         if self._answerable:
-            unknown = [e for e in membership.executors_without_census(executors) if not self._is_delayed(e.id, now)]
-            self._census_calls.start_census(unknown, order)
+            executors_to_ask = [
+                e for e in membership.executors_without_census(executors) if not self._is_delayed(e.id, now)
+            ]
+            self._census_calls.start_census(executors_to_ask, order)
             changes.append(self._add_members(self._take_answers(now), executors, membership, copies, now))
         return changes
 
@@ -163,14 +171,16 @@ class Discovery:
         Failed censuses are recorded, so that the executors are asked again later.
         """
         hosts = {executor.id: executor.host for executor in executors}
-        named = [census for census in censuses if census.member and census.executor in hosts]
-        racks = self._racks_of([(c.member, hosts[c.executor], c.rack) for c in named]) if named else {}
-        changes = membership.add(named, executors, racks)
+        named_censuses = [census for census in censuses if census.member and census.executor in hosts]
+        racks = (
+            self._racks_of([(c.member, hosts[c.executor], c.rack) for c in named_censuses]) if named_censuses else {}
+        )
+        changes = membership.add(named_censuses, executors, racks)
         for census in censuses:
             self._note_failure(census, changes.duplicates.get(census.executor), now)
-        added = {*changes.joined, *changes.returned}
-        for census in named:
-            if census.member in added and census.executor not in changes.duplicates:
+        added_members = {*changes.joined, *changes.returned}
+        for census in named_censuses:
+            if census.member in added_members and census.executor not in changes.duplicates:
                 copies.record_census(census)
         return changes
 

@@ -129,8 +129,8 @@ class Membership:
 
     def executors_without_census(self, executors: Iterable[Executor]) -> list[Executor]:
         """Return the executors whose census has not arrived."""
-        named = {member.executor.id for member in self.live.values() if member.counted}
-        return [executor for executor in executors if executor.id not in named]
+        counted_executors = {member.executor.id for member in self.live.values() if member.counted}
+        return [executor for executor in executors if executor.id not in counted_executors]
 
     def find_departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
         """Return the members whose executor is not among these live executors, sorted by id."""

@@ -34,12 +34,12 @@ class MoveHistory:
     def add(self, moves: Sequence[MoveFields]) -> None:
         """Add the moves of an assignment that was made now."""
         now_ms = self._clock.wall_ms()
-        grouped: dict[tuple[str, str, str, str, str], list[str]] = {}
+        tasks_by_move: dict[tuple[str, str, str, str, str], list[str]] = {}
         for move in moves:
             task = TaskId(str(move.get("group", GROUP)), int(move["key_group"]))
             texts = (str(move["role"]), str(move["from"]), str(move["to"]), str(move["reason"]), str(move["goal"]))
-            grouped.setdefault(texts, []).append(task_name(task))
-        self._unrecorded.extend(RecordedMoves(now_ms, *texts, tuple(tasks)) for texts, tasks in grouped.items())
+            tasks_by_move.setdefault(texts, []).append(task_name(task))
+        self._unrecorded.extend(RecordedMoves(now_ms, *texts, tuple(tasks)) for texts, tasks in tasks_by_move.items())
         summaries = (self._summary(move, now_ms) for move in moves[-RECENT_MOVES:])
         self._recent = (*self._recent, *summaries)[-RECENT_MOVES:]
 

@@ -254,9 +254,9 @@ def ready_standbys(situation: Situation, store: str, acceptable_lag: int) -> dic
         head = entry.head
         able = []
         for member in members:
-            reported = heads_of.get(member, _NO_HEADS).get(address)
-            if reported == head or (
-                reported is not None and situation.copies.lag(member, address, entry).records <= acceptable_lag
+            reported_head = heads_of.get(member, _NO_HEADS).get(address)
+            if reported_head == head or (
+                reported_head is not None and situation.copies.lag(member, address, entry).records <= acceptable_lag
             ):
                 able.append(member)
         if able:

@@ -65,12 +65,12 @@ class Probes:
             return False
         acceptable, interval = limits
         warm = [lag <= acceptable for lag in lags]
-        passed = now - self._since >= interval
+        has_interval_passed = now - self._since >= interval
         at_once = all(warm) if warm else self._moved
-        if at_once or (passed and (any(warm) or not warm)):
+        if at_once or (has_interval_passed and (any(warm) or not warm)):
             self.run += 1
             return True
-        if passed:
+        if has_interval_passed:
             self.skipped += 1
             self._since = now
         return False

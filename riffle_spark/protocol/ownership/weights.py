@@ -225,15 +225,17 @@ def memory_by_member(receipts: Iterable[Receipt], groups: Groups) -> dict[Member
     All stores of a slot share one worker. Co-location groups run one after the other in the same workers, so the group
     that uses most memory counts.
     """
-    used: dict[MemberId, dict[str, dict[int, int]]] = {}
-    free: dict[MemberId, int] = {}
+    used_bytes: dict[MemberId, dict[str, dict[int, int]]] = {}
+    free_bytes: dict[MemberId, int] = {}
     for receipt in receipts:
         if receipt.memory[0]:
-            by_slot = used.setdefault(receipt.member, {}).setdefault(groups.of(receipt.store), {})
+            by_slot = used_bytes.setdefault(receipt.member, {}).setdefault(groups.of(receipt.store), {})
             by_slot[receipt.slot] = max(by_slot.get(receipt.slot, 0), receipt.memory[0])
-            free[receipt.member] = min(free.get(receipt.member, receipt.memory[1]), receipt.memory[1])
-    largest = {member: max(sum(by_slot.values()) for by_slot in by_group.values()) for member, by_group in used.items()}
-    return {member: (size, free[member]) for member, size in largest.items()}
+            free_bytes[receipt.member] = min(free_bytes.get(receipt.member, receipt.memory[1]), receipt.memory[1])
+    largest = {
+        member: max(sum(by_slot.values()) for by_slot in by_group.values()) for member, by_group in used_bytes.items()
+    }
+    return {member: (size, free_bytes[member]) for member, size in largest.items()}
 
 
 def _memory_by_group(receipts: Iterable[Receipt], groups: Groups) -> dict[str, _Column]:
@@ -311,11 +313,11 @@ class _Means:
 
 def _fade(mean: _Column, batch: _Column) -> _Column:
     """Return the fading mean after a batch, with values near zero as zero. ``mean`` is the mean before the batch."""
-    faded = np.zeros(max(len(mean), len(batch)))
-    faded[: len(mean)] = _FADING * mean
-    faded[: len(batch)] += (1 - _FADING) * batch
-    faded[faded <= _LEAST] = 0.0
-    return faded
+    faded_mean = np.zeros(max(len(mean), len(batch)))
+    faded_mean[: len(mean)] = _FADING * mean
+    faded_mean[: len(batch)] += (1 - _FADING) * batch
+    faded_mean[faded_mean <= _LEAST] = 0.0
+    return faded_mean
 
 
 def _add(totals: dict[_Key, float], key: _Key, amount: float) -> None:

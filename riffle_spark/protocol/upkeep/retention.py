@@ -88,10 +88,10 @@ class Retention:
         self._outputs = outputs
         self._references.update(added)
         self._references.subtract(removed)
-        unlisted = [name for name in removed if self._references[name] <= 0]
-        for name in unlisted:
+        unlisted_names = [name for name in removed if self._references[name] <= 0]
+        for name in unlisted_names:
             del self._references[name]
-        self.retire(record.sequence, [*unlisted, *replaced_snapshots])
+        self.retire(record.sequence, [*unlisted_names, *replaced_snapshots])
 
     def retire(self, sequence: int, names: Collection[str]) -> None:
         """Record names of this driver's objects that no record will list.
@@ -183,16 +183,16 @@ def find_orphans(
     """
     deletable = []
     for name in names:
-        parsed = paths.parse_object_name(name)
-        if parsed is None or name in listed:
+        object_name = paths.parse_object_name(name)
+        if object_name is None or name in listed:
             continue
-        if parsed.kind == "delta":
-            is_abandoned = parsed.version < version
-        elif parsed.kind == "savepoint":
+        if object_name.kind == "delta":
+            is_abandoned = object_name.version < version
+        elif object_name.kind == "savepoint":
             is_abandoned = False  # this driver may list it with its next record
         else:
             is_abandoned = may_be_listed is not None and name not in may_be_listed
-        if parsed.epoch < epoch or (parsed.epoch == epoch and is_abandoned):
+        if object_name.epoch < epoch or (object_name.epoch == epoch and is_abandoned):
             deletable.append(name)
     return deletable
 
@@ -229,9 +229,9 @@ class Deletes:
 
         Deletes stop once another driver has appended after it.
         """
-        deleted = [paths.savepoint_name(each.id) for each in self.savepoints if each not in record.savepoints]
+        deleted_names = [paths.savepoint_name(each.id) for each in self.savepoints if each not in record.savepoints]
         self._tail = record
-        return deleted
+        return deleted_names
 
     def run(self, names: Sequence[str]) -> Steps[bool]:
         """Return the steps that delete the objects.

@@ -181,12 +181,12 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
 
     If an executor has another folder now, its old drops are left out: the copies there may be needed.
     """
-    merged = dict(orders)
+    merged_orders = dict(orders)
     for executor, old_order in waiting.items():
-        new_order = merged.get(executor, replace(old_order, follows=(), snapshots=(), merges=(), drops=()))
+        new_order = merged_orders.get(executor, replace(old_order, follows=(), snapshots=(), merges=(), drops=()))
         if old_order.drops and new_order.member == old_order.member:
-            merged[executor] = replace(new_order, drops=(*old_order.drops, *new_order.drops))
-    return merged
+            merged_orders[executor] = replace(new_order, drops=(*old_order.drops, *new_order.drops))
+    return merged_orders
 
 
 def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Address]) -> dict[str, UpkeepOrder]:
@@ -219,8 +219,8 @@ def _unfinished_orders(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepR
         order = orders.get(receipt.executor)
         if order is None or not (_made_progress(order, receipt) or receipt.failed):
             continue
-        unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
-        follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in unfinished)
+        unfinished_copies = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
+        follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in unfinished_copies)
         snapshots = order.snapshots[len(order.snapshots) - receipt.snapshots_left :] if receipt.snapshots_left else ()
         merges = order.merges[len(order.merges) - receipt.merges_left :] if receipt.merges_left else ()
         if follows or snapshots or merges:

@@ -95,8 +95,8 @@ def scan(
     oldest_kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     listed = set[str]()
     if is_complete:
-        retained = (log.read(sequence) for sequence in range(oldest_kept.sequence, tail.sequence + 1))
-        for record_names in log.listed_objects(chain(retained, _records_after(log, tail, deletes)), begin):
+        retained_records = (log.read(sequence) for sequence in range(oldest_kept.sequence, tail.sequence + 1))
+        for record_names in log.listed_objects(chain(retained_records, _records_after(log, tail, deletes)), begin):
             listed |= record_names
             yield
     yield from delete([paths.record_name(sequence) for sequence in range(begin, oldest_kept.full)])
@@ -124,10 +124,10 @@ def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, firs
         begin += 1
     if tail.promised - begin <= len(listed) and {*range(begin, tail.promised)} <= {*listed}:
         return begin
-    promised = Log(objects, "").find(tail.promised)
-    if promised is None or not objects.exists(paths.record_name(promised.full)):
+    promised_record = Log(objects, "").find(tail.promised)
+    if promised_record is None or not objects.exists(paths.record_name(promised_record.full)):
         return begin  # the log is damaged; reading it raises the error
-    return first_sequence(objects, [begin, *listed], promised.full) if begin < promised.full else begin
+    return first_sequence(objects, [begin, *listed], promised_record.full) if begin < promised_record.full else begin
 
 
 def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:

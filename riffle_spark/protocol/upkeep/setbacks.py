@@ -174,13 +174,13 @@ class Setbacks:
         """Record by an executor's receipt which work of its order succeeded or failed. The lock must be held."""
         member = order.member or receipt.executor
         given_up: list[_Work] = []
-        failed = set(receipt.failed)
-        unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
-        for follow in order.follows if self._work or failed else ():
+        failed_copies = set(receipt.failed)
+        unfinished_copies = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
+        for follow in order.follows if self._work or failed_copies else ():
             address = (follow.store, follow.key_group)
-            if address in failed:
+            if address in failed_copies:
                 given_up += self._record_failure(_copy_work(member, follow), follow.entry.head, clock_seconds)
-            elif address not in unfinished:
+            elif address not in unfinished_copies:
                 self._record_success(_copy_work(member, follow))
         failures = {_Work(member, "snapshot", *address) for address in receipt.failed_snapshots}
         failures |= {_Work(member, "merge", *address) for address in receipt.failed_merges}

@@ -178,12 +178,12 @@ class TakenSnapshots:
             self._running_calls -= 1
             self._names |= {paths.snapshot_name(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
             self._names |= {replacement.link.object for r in receipts for _, _, replacement in r.merges}
-            ordered = sum(len(order.snapshots) + len(order.merges) for order in orders.values())
-            answered = sum(
+            ordered_count = sum(len(order.snapshots) + len(order.merges) for order in orders.values())
+            answered_count = sum(
                 len(r.snapshots) + r.snapshots_left + len(r.merges) + r.merges_left + len(r.failed_merges)
                 for r in receipts
             )
-            self.lost += max(0, ordered - answered)
+            self.lost += max(0, ordered_count - answered_count)
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Return the censuses of the executors that answered."""

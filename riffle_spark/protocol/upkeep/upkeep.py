@@ -280,11 +280,11 @@ class Upkeep:
         Snapshots with the oldest base are first, so none starves.
         """
         placement = current.ownership.placement
-        unlisted = {address for address, _ in self._taken}
+        unlisted_addresses = {address for address, _ in self._taken}
         by_owner: dict[MemberId, list[SnapshotOrder]] = {}
         for address, entry in sorted(due_entries.items(), key=lambda item: (item[1].base.version, item[0])):
             owner = placement.present.owners.get(placement.groups.task(*address))
-            if owner is not None and address not in unlisted:
+            if owner is not None and address not in unlisted_addresses:
                 by_owner.setdefault(owner, []).append(SnapshotOrder(*address, entry))
         seconds = self._clock.seconds()
         ready = {owner: self._rounds.setbacks.ready_snapshots(owner, o, seconds) for owner, o in by_owner.items()}
@@ -338,12 +338,12 @@ class Upkeep:
         record = current.record
         schemas = {o.store: o.schema_after(record.schemas, record.epoch) for o in current.operators}
         placement = current.ownership.placement
-        measured = placement.triggers.quarantine.members_to_measure(
+        members_to_measure = placement.triggers.quarantine.members_to_measure(
             placement.present.owners.values(), self._clock.seconds()
         )
         live = current.ownership.membership.live
         orders: dict[str, UpkeepOrder] = {}
-        for member in sorted({*snapshots, *merges, *follows, *drops, *measured} & set(live)):
+        for member in sorted({*snapshots, *merges, *follows, *drops, *members_to_measure} & set(live)):
             living = live[member]
             member_follows = follows.get(member, [])
             if member in snapshots and record.sequence % 2:
@@ -359,7 +359,7 @@ class Upkeep:
                 snapshots=tuple(snapshots.get(member, ())),
                 merges=tuple(merges.get(member, ())),
                 disk_limit=self._settings.local_disk_limit,
-                measure=member in measured,
+                measure=member in members_to_measure,
                 timeout_seconds=self._settings.upkeep_timeout,
             )
         return orders
@@ -398,10 +398,10 @@ class Upkeep:
             ownership.copies.known.record_copies(receipt.member, receipt.copies)
             for address in receipt.missing:
                 ownership.copies.known.remove(receipt.member, address)
-            fetched: Counter[TaskId] = Counter()
+            fetched_by_task: Counter[TaskId] = Counter()
             for store, key_group, fetched_bytes, _ in receipt.unfinished:
-                fetched[ownership.placement.groups.task(store, key_group)] += fetched_bytes
-            ownership.copies.warmups.record_partial(receipt.member, fetched)
+                fetched_by_task[ownership.placement.groups.task(store, key_group)] += fetched_bytes
+            ownership.copies.warmups.record_partial(receipt.member, fetched_by_task)
         self._requests.update(receipt.requests)
         self._done.update(
             snapshot_bytes=receipt.snapshot_bytes,
@@ -425,11 +425,11 @@ class Upkeep:
 
     def take_facts(self) -> UpkeepFacts:
         """Return the results since the last call, for the report, and forget them."""
-        sent = Counter(self._objects.requests)
-        requests = self._requests + sent - self._requests_before
+        sent_requests = Counter(self._objects.requests)
+        requests = self._requests + sent_requests - self._requests_before
         warnings = tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._warnings.items())
         facts = UpkeepFacts(dict(requests), dict(self._done), warnings)
-        self._requests_before = sent
+        self._requests_before = sent_requests
         self._requests.clear()
         self._done.clear()
         self._warnings.clear()
