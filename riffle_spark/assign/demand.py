@@ -222,7 +222,7 @@ def count_demand(
     return Demand(
         owned=_count_by_row(rows, free_sets),
         strays=_count_by_row(rows, free_sets_without_owner),
-        held=_count_by_row(rows, pinned),
+        pinned_units=_count_by_row(rows, pinned),
         free=np.bincount(anywhere, minlength=len(rows.group)).astype(np.int64),
         allowed=rows.allowed,
         bounds=bounds,

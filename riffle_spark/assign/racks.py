@@ -156,7 +156,7 @@ class _StandbyCosts:
         self._stay = settings.rack_aware_assignment_non_overlap_cost * TIE * TIE + 1
         self._weight = settings.rack_aware_assignment_traffic_cost * TIE * TIE
         self._apart = TIE * (self._weight + self._stay)
-        self._known: dict[object, tuple[tuple[int, int, int], ...]] = {}
+        self._edges_by_key: dict[object, tuple[tuple[int, int, int], ...]] = {}
 
     def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
         """Return the flow's edges of a task as (zone, cost, units): one edge per zone and standby that it may get.
@@ -171,7 +171,7 @@ class _StandbyCosts:
         reusable = self._count_reusable_copies(task)
         quarantined = board.quarantined[task] if board.quarantined else None
         key = (parts, traffic.unit, traffic.later, owner_zone, units, reusable, quarantined)
-        if key not in self._known:
+        if key not in self._edges_by_key:
             edges = []
             for zone, parts_read in enumerate(parts):
                 holds_owner = zone == owner_zone
@@ -179,8 +179,8 @@ class _StandbyCosts:
                     stay = self._stay if unit >= reusable[zone] else 0
                     crowd = (unit + holds_owner) * (self._apart if traffic.later else TIE)
                     edges.append((zone, parts_read * self._weight // traffic.unit + crowd + stay, 1))
-            self._known[key] = tuple(edges)
-        return self._known[key]
+            self._edges_by_key[key] = tuple(edges)
+        return self._edges_by_key[key]
 
     def _count_places(self, task: int, zone: int) -> int:
         """Return how many standbys of a task a zone may have. The owner takes a place, too."""

@@ -363,8 +363,8 @@ class _ByPartition:
 
         ``offsets`` is Spark's offset-log entry, which names partitions.
         """
-        self._known = partitions_in(offsets)
-        self.shards = Shards().extended(self._known or (), total)
+        self._known_partitions = partitions_in(offsets)
+        self.shards = Shards().extended(self._known_partitions or (), total)
         self._partition_of = partition_of
         self._total = total
 
@@ -374,7 +374,7 @@ class _ByPartition:
         if not _call_checked(self._partition_of, keys.slice(0, _SAMPLE_KEYS)).equals(answer.slice(0, _SAMPLE_KEYS)):
             raise _invalid_answer_error("returned another partition when it was called again with fewer keys")
         partitions = _distinct_partitions(answer)
-        unknown = sorted(partitions - self._known) if self._known else []
+        unknown = sorted(partitions - self._known_partitions) if self._known_partitions else []
         if unknown:
             raise _invalid_answer_error(f"returned {unknown[0][0]}/{unknown[0][1]}, which the query has never read")
         self.shards = self.shards.extended(partitions, self._total)

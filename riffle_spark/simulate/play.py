@@ -15,7 +15,7 @@ from riffle_spark.assign.model import Assignment, Lag, Member, MemberId, TaskId,
 from riffle_spark.protocol.ownership.triggers import Patience, Probes, is_outside_band
 from riffle_spark.simulate.outcomes import CAUSES, Outcome
 from riffle_spark.simulate.policy import Policy
-from riffle_spark.simulate.world import KEPT, NOBODY, OWNED, WARMING, Floats, World, WorldCopies, WorldEvent
+from riffle_spark.simulate.world import NOBODY, OWNED, STANDBY, WARMING, Floats, World, WorldCopies, WorldEvent
 from riffle_spark.simulate.world_rules import MeasuredWorld, WorldRules
 
 __all__ = ["Outcome", "Play", "play"]
@@ -104,7 +104,7 @@ class Play:
             self._rebalance()
         restoring, fetched = self.copies.fetch_copies(seconds)
         self.outcome.bytes_owned += fetched[OWNED]
-        self.outcome.bytes_kept += fetched[KEPT]
+        self.outcome.bytes_kept += fetched[STANDBY]
         self.outcome.bytes_warmed += fetched[WARMING]
         stopped = self._stop_tasks(restoring, seconds)
         self._process_rows(stopped, seconds)
@@ -282,9 +282,9 @@ class Play:
         standby_lags: dict[tuple[TaskId, MemberId], int] = {}
         for t, m, purpose, place in self.copies.fetching.rows():
             becomes_owner = self.present.target.get(self.ids[t]) == self.names[m]
-            if purpose == WARMING or (purpose == KEPT and becomes_owner):
+            if purpose == WARMING or (purpose == STANDBY and becomes_owner):
                 warmup_lags.append(self.copies.lag(t, place))
-            if purpose == KEPT and place < self.copies.changed[t]:
+            if purpose == STANDBY and place < self.copies.changed[t]:
                 standby_lags[self.ids[t], self.names[m]] = self.copies.lag(t, place)
         return warmup_lags, standby_lags
 

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 Happens = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]
 NOBODY: Final = -1
 OWNED = 0
-KEPT = 1
+STANDBY = 1
 WARMING = 2
 """The purpose for which a member fetches a copy, in the order of fetching."""
 PROTOCOL: Final[Mapping[str, float]] = {
@@ -212,7 +212,7 @@ class WorldCopies:
             if int(previous[t]) in running:
                 places[t, int(previous[t])] = float(self.changed[t])
         needed_copies = [(t, int(owner[t]), OWNED) for t in np.flatnonzero((previous != owner) | ~self.synced).tolist()]
-        for purpose, copies in ((KEPT, assignment.standbys), (WARMING, assignment.warmups)):
+        for purpose, copies in ((STANDBY, assignment.standbys), (WARMING, assignment.warmups)):
             for task, names in copies.items():
                 needed_copies += [(self.number[task], self.index[name], purpose) for name in names]
         rows = [(t, m, purpose, self._take_copy(t, m, places)) for t, m, purpose in needed_copies if m in running]
@@ -265,7 +265,7 @@ class WorldCopies:
         restoring[task[owned]] = np.minimum((ahead + lacking)[owned] / self.bandwidth[member[owned]], seconds)
         self.fetching = self.fetching._replace(place=self.changed[task] - (lacking - fetched))
         self._mark_synced_owners()
-        return restoring, [float(fetched[purpose == kind].sum()) for kind in (OWNED, KEPT, WARMING)]
+        return restoring, [float(fetched[purpose == kind].sum()) for kind in (OWNED, STANDBY, WARMING)]
 
     def lacking_bytes(self) -> float:
         """Return the bytes that all copies still have to fetch."""

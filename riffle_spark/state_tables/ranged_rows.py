@@ -85,7 +85,7 @@ class _SparseSnapshot:
         self._memory = mmap.mmap(-1, snapshot.length)
         self._buffer = pa.py_buffer(self._memory)
         self._ranges: list[_Range] = []
-        self._needed: list[_Range] = []
+        self._needed_ranges: list[_Range] = []
 
     def open(self) -> pa.Table | None:
         """Return the snapshot's table, whose values are not fetched yet. ``None`` if it must be read as a whole."""
@@ -200,12 +200,12 @@ class _SparseSnapshot:
         first = buffer.address - self._buffer.address
         if not 0 <= first <= first + buffer.size <= self._snapshot.length:
             raise _Unsuitable
-        self._needed.append((first + start, first + min(end, buffer.size)))
+        self._needed_ranges.append((first + start, first + min(end, buffer.size)))
 
     def _fetch_needed(self) -> None:
         """Fetch the ranges that were added."""
-        ranges = self._needed
-        self._needed = []
+        ranges = self._needed_ranges
+        self._needed_ranges = []
         self._fetch(ranges)
 
     def _fetch(self, ranges: Sequence[_Range]) -> None:

@@ -181,5 +181,5 @@ def test_a_standbys_lost_disk_is_found_by_upkeep(tmp_path: Path) -> None:
     shutil.rmtree(world.folder_of("2"))
     world.feed(2, keys=world.of_groups(world.owned("1")))
     assert world.member("2") != before
-    assert before not in world.ownership.copies.known._heads
+    assert before not in world.ownership.copies.reported._heads
     world.check_state()

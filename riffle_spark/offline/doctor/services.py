@@ -33,8 +33,8 @@ def store_facts(store: ObjectStore) -> StoreFacts:
             return probe.failed(step, str(error), "Use a store that is consistent after each write.")
         except RiffleError as error:
             return probe.failed(step, error.problem, error.remedy, not isinstance(error, UnavailableError))
-        probe.done.append(step)
-    return StoreFacts(tuple(probe.done), overwrites=probe.overwrites, clock_ahead_seconds=probe.ahead)
+        probe.succeeded_steps.append(step)
+    return StoreFacts(tuple(probe.succeeded_steps), overwrites=probe.overwrites, clock_ahead_seconds=probe.ahead)
 
 
 class _Probe:
@@ -44,7 +44,7 @@ class _Probe:
         """Prepare the steps of a check of ``store`` with an object of this ``name``. Nothing is sent yet."""
         self._store = store
         self._name = name
-        self.done: list[str] = []
+        self.succeeded_steps: list[str] = []
         self.overwrites = False
         self.ahead: float | None = None
         self.steps: dict[str, Callable[[], None]] = {
@@ -58,13 +58,20 @@ class _Probe:
     def failed(self, step: str, problem: str, remedy: str, is_reachable: bool = True) -> StoreFacts:
         """Return the facts after a failed step. Try to delete the object."""
         left_over = ""
-        if self.done:
+        if self.succeeded_steps:
             try:
                 self._store.delete([self._name])
             except RiffleError:
                 left_over = self._name
         return StoreFacts(
-            tuple(self.done), step, problem, remedy, is_reachable, self.overwrites, self.ahead, left_over=left_over
+            tuple(self.succeeded_steps),
+            step,
+            problem,
+            remedy,
+            is_reachable,
+            self.overwrites,
+            self.ahead,
+            left_over=left_over,
         )
 
     def _put(self) -> None:

@@ -417,7 +417,7 @@ class BatchMeasures:
             owners[slot.executor] += len(slot.key_groups)
         sums = sums_of_receipts(receipts)
         fields: dict[str, object] = {
-            **{f"upkeep_{name}": count for name, count in upkeep.done.items()},
+            **{f"upkeep_{name}": count for name, count in upkeep.sums.items()},
             **sums,
             **placement.report_fields(),
         }

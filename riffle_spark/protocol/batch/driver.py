@@ -215,7 +215,7 @@ class Driver:
             self._rounds.run_alone({living.executor.id: order for living in live.values()})
             self._upkeep.gather(self.ownership)
             for member in live:
-                self.ownership.copies.known.remove_member(member)
+                self.ownership.copies.reported.remove_member(member)
 
     def _poll_mailbox(self) -> None:
         """Read and apply the operator requests in the mailbox."""

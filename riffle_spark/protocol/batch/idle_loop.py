@@ -253,7 +253,7 @@ class IdleLoop:
         self._backoff.forget(_RECORD)
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)
-        self._ownership.copies.known.record_removed_links(record.sequence, changed_manifest, snapshots)
+        self._ownership.copies.reported.record_removed_links(record.sequence, changed_manifest, snapshots)
 
     def _settle_append(self, clock_seconds: float) -> None:
         """Find out whether an append with an unknown outcome was committed. Start upkeep at the newest record."""

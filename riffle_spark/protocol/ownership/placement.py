@@ -119,7 +119,7 @@ class Placement:
         live = self._membership.live
         return Situation(
             self._membership,
-            self._copies.known,
+            self._copies.reported,
             manifest,
             stores,
             key_groups,

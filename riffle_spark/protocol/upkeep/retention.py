@@ -216,7 +216,7 @@ class Deletes:
         """Create the deletes of a claim. ``tail`` is the driver's newest record, ``None`` until it is set."""
         self._objects = objects
         self._tail = tail
-        self._kept: dict[str, frozenset[str]] = {}
+        self._names_by_savepoint: dict[str, frozenset[str]] = {}
         """The objects of each savepoint by its id, once they were read."""
 
     @property
@@ -253,9 +253,9 @@ class Deletes:
     def _kept_by_savepoints(self) -> Collection[str]:
         """Return the names of all savepoints and of all objects that they list. Each savepoint is read once."""
         for savepoint in self.savepoints:
-            if savepoint.id not in self._kept:
+            if savepoint.id not in self._names_by_savepoint:
                 listed = savepoint_objects(read_savepoint(self._objects, savepoint))
-                self._kept[savepoint.id] = frozenset({*listed, paths.savepoint_name(savepoint.id)})
+                self._names_by_savepoint[savepoint.id] = frozenset({*listed, paths.savepoint_name(savepoint.id)})
         ids = {savepoint.id for savepoint in self.savepoints}
-        self._kept = {id: names for id, names in self._kept.items() if id in ids}
-        return frozenset[str]().union(*self._kept.values())
+        self._names_by_savepoint = {id: names for id, names in self._names_by_savepoint.items() if id in ids}
+        return frozenset[str]().union(*self._names_by_savepoint.values())

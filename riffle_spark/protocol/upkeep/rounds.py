@@ -38,14 +38,14 @@ _RETRY_SECONDS = 0.5
 class Rounds:
     """Runs one plan at a time in the background.
 
-    ``arrived`` holds the receipts that the driver has not read, ``taken`` the snapshots and merged deltas that receipts
-    name. The driver sets ``in_batch`` while a batch runs.
+    ``arrived`` holds the receipts that the driver has not read. ``taken_snapshots`` holds the snapshots and merged
+    deltas that receipts name. The driver sets ``in_batch`` while a batch runs.
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
         """Create rounds on the executors of ``cluster``, which run in ``background``."""
-        self.taken = TakenSnapshots(cluster, background.lock())
-        self._cluster: Cluster = self.taken
+        self.taken_snapshots = TakenSnapshots(cluster, background.lock())
+        self._cluster: Cluster = self.taken_snapshots
         self._background = background
         self._clock = clock
         self._lock = background.lock()

@@ -205,7 +205,7 @@ class Scans:
         """Create the scans of a root. ``work`` runs them, ``taken_snapshots`` has the driver's own snapshots."""
         self._objects = objects
         self._work = work
-        self._taken = taken_snapshots
+        self._taken_snapshots = taken_snapshots
         self._next = 0.0
         self._started_at = 0.0
         self._lost_at_start = 0
@@ -231,7 +231,7 @@ class Scans:
 
     def submit_if_due(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
         """Submit a scan if one is due and none is running. ``interval`` is the seconds between two scans."""
-        lost_many = self._taken.lost - self._lost_at_start >= _LOST_SNAPSHOTS
+        lost_many = self._taken_snapshots.lost - self._lost_at_start >= _LOST_SNAPSHOTS
         is_due = clock_seconds >= self._next or (lost_many and clock_seconds >= self._started_at + _LOST_SECONDS)
         if is_due and not self._is_running:
             self._submit(tail, retention, clock_seconds, interval)
@@ -240,7 +240,7 @@ class Scans:
         """Submit a scan with the newest record, or again with the record of a failed scan."""
         self._started_at = clock_seconds
         self._next = clock_seconds + min(_RETRY_SECONDS, interval)
-        self._lost_at_start = self._taken.lost
+        self._lost_at_start = self._taken_snapshots.lost
         self._is_hastened = False
         oldest = max(tail.sequence - _BEHIND_RECORDS, retention.first)
         if self._failed_tail is not None and self._failed_tail.sequence >= oldest:
@@ -250,7 +250,7 @@ class Scans:
         self._work.submit(partial(self._scan, tail, retention.first, *retention.limits))
 
     def _scan(self, tail: Record, first: int, versions: int, for_ms: int) -> Steps[ScanResult]:
-        own_snapshots = self._taken.listable_names
+        own_snapshots = self._taken_snapshots.listable_names
         try:
             return (yield from scan(self._objects, tail, versions, for_ms, first=first, own_snapshots=own_snapshots))
         finally:
