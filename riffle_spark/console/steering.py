@@ -91,10 +91,10 @@ def open_mailroom(root: str, settings: Settings) -> "Mailroom":
 
 def show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | None, *, as_json: bool) -> None:
     """Print a request with its answer, for which the command waits up to ``wait`` seconds. Exit with its code."""
-    stop = _warn_of_stop(mailroom, request)
-    listed_request = mailroom.wait(request, 0.0 if stop else wait or 0.0)
-    _show(mailroom, listed_request, {"warning": stop}, as_json=as_json)
-    if listed_request.state == "pending" and stop:
+    stop_reason = _warn_of_stop(mailroom, request)
+    listed_request = mailroom.wait(request, 0.0 if stop_reason else wait or 0.0)
+    _show(mailroom, listed_request, {"warning": stop_reason}, as_json=as_json)
+    if listed_request.state == "pending" and stop_reason:
         click.get_current_context().exit(_NOT_RUNNING)
     if wait is not None and listed_request.state != "applied":
         click.get_current_context().exit(_NOT_IN_TIME if listed_request.state == "pending" else 1)
@@ -102,16 +102,16 @@ def show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | N
 
 def _warn_of_stop(mailroom: "Mailroom", request: "MailboxRequest") -> str:
     """Return why the query does not run, after a warning. Empty if it runs, or has no status."""
-    stop = mailroom.describe_stop()
-    if stop:
+    stop_reason = mailroom.describe_stop()
+    if stop_reason:
         # Cause: The query was stopped, has failed, or its driver does not reach the store. The request is stored.
         echo(
-            f"[RIFFLE-1490] No driver answers requests now. {stop} The request is applied if the query starts before "
+            f"[RIFFLE-1490] No driver answers requests now. {stop_reason} The request is applied if the query starts before "
             f"{show_time(request.expires_ms)}.\n"
             "  What to do: Start the query, or repeat the command once it runs.",
             err=True,
         )
-    return stop
+    return stop_reason
 
 
 def _show(mailroom: "Mailroom", listed_request: "ListedRequest", more: dict[str, object], *, as_json: bool) -> None:
@@ -129,11 +129,11 @@ def _wait_until_empty(mailroom: "Mailroom", request: "MailboxRequest", seconds: 
 
     Print progress, and exit with a code.
     """
-    stop = _warn_of_stop(mailroom, request)
-    listed_request = mailroom.wait(request, 0.0 if stop else seconds)
+    stop_reason = _warn_of_stop(mailroom, request)
+    listed_request = mailroom.wait(request, 0.0 if stop_reason else seconds)
     if listed_request.state != "applied":
-        _show(mailroom, listed_request, {"warning": stop, "is_empty": False}, as_json=as_json)
-        not_in_time = _NOT_RUNNING if stop else _NOT_IN_TIME
+        _show(mailroom, listed_request, {"warning": stop_reason, "is_empty": False}, as_json=as_json)
+        not_in_time = _NOT_RUNNING if stop_reason else _NOT_IN_TIME
         click.get_current_context().exit(not_in_time if listed_request.state == "pending" else 1)
     echo(_line(listed_request), err=as_json)
     last_progress: DrainProgress | None = None

@@ -110,7 +110,8 @@ def _header(status: Status, name: str) -> Markup:
 
 def _state_detail(status: Status) -> Markup:
     """Return the start of the query's pause, or the error that ended it."""
-    paused_since_ms, failure = status.facts.paused_since_ms, status.facts.failure
+    paused_since_ms = status.facts.paused_since_ms
+    failure = status.facts.failure
     if status.state == "failed" and failure is not None:
         error_id = [" (", element("code", failure.id), ")"] if failure.id else ""
         return element("p", failure.error, error_id, " at ", time_part(failure.time_ms), " UTC", id="failure")

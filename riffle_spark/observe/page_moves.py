@@ -64,7 +64,8 @@ def _move_row(move: MoveSummary, now_ms: int) -> list[Part]:
 
 def _time_line(moves: Sequence[MoveSummary]) -> Markup:
     """Return a drawing with a marker per batch, role and reason. Its area grows with the number of moves."""
-    first, last = min(move.time_ms for move in moves), max(move.time_ms for move in moves)
+    first = min(move.time_ms for move in moves)
+    last = max(move.time_ms for move in moves)
     by_reason = Counter(move.reason for move in moves)
     lanes = {reason: number for number, (reason, _) in enumerate(by_reason.most_common())}
     parts: list[Part] = []

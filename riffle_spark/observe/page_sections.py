@@ -36,7 +36,8 @@ def summary_section(status: Status) -> Markup:
     # Spark's watermark is 0 in a query without one, and before the first row.
     delay = (facts.time_ms - facts.watermark_ms) / 1000 if facts.watermark_ms else None
     rates = rates_of(status)
-    per_minute, rows_per_second = rates.batches_per_minute, rates.rows_per_second
+    per_minute = rates.batches_per_minute
+    rows_per_second = rates.rows_per_second
     owned = count_part(sum(member.owned for member in facts.members))
     figures = [
         _figure("commit", "Since last commit", duration_part(commit_age), ["version ", count_part(facts.version)]),

@@ -110,7 +110,8 @@ def export_state(
     text = {name: value for name, value in tail.schemas[store].items() if name not in _NOT_MOVED}
     reader = Reader(opened_root.objects, opened_root.keys)
     files: list[str] = []
-    row_count = byte_count = 0
+    row_count = 0
+    byte_count = 0
     for (name, key_group), entry in sorted(opened_root.log.manifest.entries.items()):
         rows = read_key_group(schema, key_group, entry, reader) if name == store else None
         if rows is None or not rows.num_rows:
@@ -170,7 +171,8 @@ def read_export(source: ObjectStore, where: str) -> Export:
         if body["format"] != _FORMAT:
             raise ValueError(f"format {body['format']!r}")
         text = {str(name): str(value) for name, value in body["schema"].items()}
-        count, event_time = body["row_count"], body["event_time"]
+        count = body["row_count"]
+        event_time = body["event_time"]
         for number in (count, event_time, body["version"]):
             if number is not None and type(number) is not int:
                 raise TypeError(f"number {number!r}")

@@ -152,7 +152,9 @@ def _write_state(opened_root: OpenRoot, edit: EditOfState, kind: StoreKind, *, e
     touched_numbers = set(touched_key_groups(schemas[edit.store], edit.keys, tail.total, tail.dispatch, manifest))
     reader = Reader(opened_root.objects, opened_root.keys)
     entries: dict[Address, Entry] = {}
-    removed_rows = removed_keys = written_count = 0
+    removed_rows = 0
+    removed_keys = 0
+    written_count = 0
     for (store, key_group), entry in sorted(manifest.entries.items()):
         has_keys = store == edit.store and key_group in touched_numbers
         if entry.head == EMPTY_HEAD or not (entry.chain or has_keys):

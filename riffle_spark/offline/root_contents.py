@@ -198,7 +198,8 @@ def _first_written(objects: ObjectStore, first: int, end: int, time_ms: int) -> 
 
     Records are taken to be in the order of their times. Those that are missing or damaged count as written before.
     """
-    low, high = first, end
+    low = first
+    high = end
     while low < high:
         middle = (low + high) // 2
         record = read_record(objects, middle)
@@ -239,7 +240,8 @@ def _target(record: Record, tail: Record, *, is_current: bool) -> str | None:
 
 def _logged(record: Record, previous: Record | None, target: str | None) -> LoggedRecord:
     """Return a record as it is shown. ``previous`` is the record before it, if it was read."""
-    rows = size = 0
+    rows = 0
+    size = 0
     if record.kind == "batch":
         for entry in record.entries.values():
             link = entry.chain[-1] if entry.chain else None

@@ -119,7 +119,7 @@ class Mailroom:
         """The newest record that was read."""
         return self._tail
 
-    def _look(self) -> StoredRequests:
+    def _current_requests(self) -> StoredRequests:
         """Return the operator requests in the newest record."""
         for record in self._log.records_after(self._tail.sequence):
             self._tail = record
@@ -130,7 +130,7 @@ class Mailroom:
 
         Raises ``ConfigError`` if the driver does not read requests, or too many have no answer.
         """
-        if not self._look().control:
+        if not self._current_requests().control:
             raise ConfigError(
                 "The driver of this query does not read requests, as of its newest record.",
                 remedy="Start the query with the setting control = on, and retry after its first batch.",
@@ -148,13 +148,13 @@ class Mailroom:
             time_ms=now_ms,
             expires_ms=now_ms + round(expires_seconds * 1000),
         )
-        return add_request(self._objects, request, lambda: last_number(self._look().answers))
+        return add_request(self._objects, request, lambda: last_number(self._current_requests().answers))
 
     def wait(self, request: MailboxRequest, seconds: float) -> ListedRequest:
         """Wait up to ``seconds`` for the answer to a request. Return the request, ``pending`` if there is none."""
         deadline = time.monotonic() + seconds
         while True:
-            listed = _listed(request, self._look().answers)
+            listed = _listed(request, self._current_requests().answers)
             if listed.state != "pending" or time.monotonic() >= deadline:
                 return listed
             time.sleep(_LOOK_SECONDS)
@@ -221,7 +221,7 @@ class Mailroom:
     def requests(self) -> list[ListedRequest]:
         """Return the requests in the mailbox with their answers, oldest first. Raises ``ConfigError``."""
         mailbox, _ = read_mailbox(self._objects)
-        answers = self._look().answers
+        answers = self._current_requests().answers
         return [_listed(request, answers) for request in mailbox.requests]
 
 

@@ -181,7 +181,10 @@ class _MemberSizes:
             if owner is not None:
                 total = sizes.get(owner, NO_SIZE)
                 sizes[owner] = Size(*map(add, total, entry.measure()))
-        self._sizes, self._manifest, self._present, self._measured_at = sizes, manifest, placement.present, now
+        self._sizes = sizes
+        self._manifest = manifest
+        self._present = placement.present
+        self._measured_at = now
         return sizes
 
 

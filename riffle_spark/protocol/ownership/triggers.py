@@ -44,7 +44,8 @@ class Probes:
     def take_counts(self) -> tuple[int, int]:
         """Return how many probes ran and how many were skipped since the last call."""
         counts = (self.run, self.skipped)
-        self.run = self.skipped = 0
+        self.run = 0
+        self.skipped = 0
         return counts
 
     def seconds_to_next(self, assignment: Assignment, interval: float, now: float) -> float | None:
@@ -116,7 +117,8 @@ class Patience:
 
     def reset(self) -> None:
         """Count from zero again, because an assignment was made."""
-        self._outside = self._across = 0
+        self._outside = 0
+        self._across = 0
         self._lags = None
         self._growing.clear()
 
