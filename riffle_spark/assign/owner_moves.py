@@ -212,17 +212,17 @@ def _choose_warmups(
 
     Return their tasks, and the ready moves that remain.
     """
-    waiting = WaitingMoves(pending)
+    waiting_moves = WaitingMoves(pending)
     chosen_tasks: list[int] = []
     ready = list(ready)
     while len(chosen_tasks) < budget:
-        move = waiting.best_smooth_move(loads)
-        moves = [move] if move is not None else find_shortest_cycle(ready, waiting.remaining_moves())
+        move = waiting_moves.best_smooth_move(loads)
+        moves = [move] if move is not None else find_shortest_cycle(ready, waiting_moves.remaining_moves())
         new_tasks = [move.task for move in moves if move not in ready]
         if not moves or len(chosen_tasks) + len(new_tasks) > budget:
             break
         loads.apply_moves(moves)
-        waiting.drop(moves)
+        waiting_moves.drop(moves)
         chosen_tasks += new_tasks
         ready = [move for move in ready if move not in moves]
     return chosen_tasks, ready

@@ -169,15 +169,15 @@ def _solve_by_flow(
     classes = _group_by_cost(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
     flow = solve(Network([task_class for task_class, _ in classes], zones.zone_of, bounds))
     target = [NOBODY] * len(board.tasks)
-    waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
+    tasks_by_zone: dict[tuple[int, int], list[int]] = defaultdict(list)
     for c, (task_class, tasks) in enumerate(classes):
         unplaced_tasks = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in task_class.direct})
         for zone, _, _ in task_class.edges:
             count = flow.to_zone.get((c, zone), 0)
-            waiting[task_class.row, zone] += unplaced_tasks[:count]
+            tasks_by_zone[task_class.row, zone] += unplaced_tasks[:count]
             unplaced_tasks = unplaced_tasks[count:]
         assert not unplaced_tasks, "the flow places every task"
-    for (row, zone), tasks in sorted(waiting.items()):
+    for (row, zone), tasks in sorted(tasks_by_zone.items()):
         room = {m: flow.from_zone.get((row, m), 0) for m in zones.members[zone]}
         _spread_in_zone(board, target, sorted(tasks), room)
     return target
@@ -345,16 +345,16 @@ def _move_to_members_with_room(board: Board, target: list[int], tasks: list[int]
     """Move tasks in ``target`` from members with too many (negative ``room``) to members with too few, first to members
     with a usable copy.
     """
-    unplaced = set(tasks)
+    tasks_to_move = set(tasks)
     for t, m in _list_usable_copies(board, tasks, room):
-        if t in unplaced and room[target[t]] < 0 < room[m]:
+        if t in tasks_to_move and room[target[t]] < 0 < room[m]:
             room[target[t]] += 1
             room[m] -= 1
             target[t] = m
-            unplaced.remove(t)
+            tasks_to_move.remove(t)
     places = iter([m for m in sorted(room) for _ in range(room[m])])
     for t in tasks:
-        if t in unplaced and room[target[t]] < 0:
+        if t in tasks_to_move and room[target[t]] < 0:
             room[target[t]] += 1
             target[t] = next(places)
             room[target[t]] -= 1

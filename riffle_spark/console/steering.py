@@ -106,8 +106,8 @@ def _warn_of_stop(mailroom: "Mailroom", request: "MailboxRequest") -> str:
     if stop_reason:
         # Cause: The query was stopped, has failed, or its driver does not reach the store. The request is stored.
         echo(
-            f"[RIFFLE-1490] No driver answers requests now. {stop_reason} The request is applied if the query starts before "
-            f"{show_time(request.expires_ms)}.\n"
+            f"[RIFFLE-1490] No driver answers requests now. {stop_reason} The request is applied if the query starts "
+            f"before {show_time(request.expires_ms)}.\n"
             "  What to do: Start the query, or repeat the command once it runs.",
             err=True,
         )

@@ -74,10 +74,12 @@ def _fitting_versions(
     tail: Record, records: Mapping[int, Record], newest: int, newest_entries: Mapping[int, int]
 ) -> list[int]:
     """Return the promised batches up to ``newest`` whose file sources' entries the checkpoint has."""
-    promised = {records[number].version: records[number] for number in sorted(records) if number >= tail.promised}
+    promised_records = {
+        records[number].version: records[number] for number in sorted(records) if number >= tail.promised
+    }
     return [
         version
-        for version, record in promised.items()
+        for version, record in promised_records.items()
         if version <= newest and not describe_missing_entries(record.offsets, newest_entries)
     ]
 

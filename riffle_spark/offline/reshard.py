@@ -148,8 +148,8 @@ def _sorted_state(schema: StoreSchema, rows: pa.Table) -> pa.Table:
     rows = rows.take(order)
     keys = schema.encoded(rows)
     sources = rows.column(_SOURCE).combine_chunks()
-    shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
-    places = pc.indices_nonzero(shared)
+    is_shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
+    places = pc.indices_nonzero(is_shared)
     if len(places):
         first = places[0].as_py()
         columns = readable_row(rows.select(schema.key.names), first)

@@ -353,9 +353,9 @@ class Play:
         member_demand = np.bincount(owner[owner >= 0], demand[owner >= 0], minlength=len(capacity))
         share = np.append(np.minimum(1.0, capacity / np.maximum(member_demand, 1e-9)), 0.0)
         is_unlimited = np.isinf(np.append(capacity, np.inf))[owner]
-        processed = ready * share[owner] * np.where(is_unlimited, 1.0, 1 - stopped / seconds)
-        self._backlog -= processed
-        self.copies.changed += processed * self.copies.row_bytes
+        processed_rows = ready * share[owner] * np.where(is_unlimited, 1.0, 1 - stopped / seconds)
+        self._backlog -= processed_rows
+        self.copies.changed += processed_rows * self.copies.row_bytes
         self._streak += stopped
         self.outcome.longest = max(self.outcome.longest, float(self._streak.max(initial=0.0)))
         self._streak[stopped < seconds] = 0.0

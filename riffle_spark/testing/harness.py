@@ -133,9 +133,9 @@ class Harness:
             self._input,
             case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
         )
-        timed = with_late(with_watermark(operator_for_input, operator.watermark), late)
-        timed = replace(timed, durable=operator.durable)
-        self._operator: Operator = with_dead_letters(timed) if dead_letters else timed
+        timed_operator = with_late(with_watermark(operator_for_input, operator.watermark), late)
+        timed_operator = replace(timed_operator, durable=operator.durable)
+        self._operator: Operator = with_dead_letters(timed_operator) if dead_letters else timed_operator
         self._spark_watermark_ms = 0
         self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]

@@ -188,10 +188,10 @@ class Membership:
         member = self.live.get(census.member)
         if member is None or member.executor.id not in alive:
             return False
-        displaced = self._displaced.setdefault(census.member, set())
-        if census.executor in displaced:
+        displaced_executors = self._displaced.setdefault(census.member, set())
+        if census.executor in displaced_executors:
             return True
-        displaced.add(member.executor.id)
+        displaced_executors.add(member.executor.id)
         return False
 
     def add_without_census(self, executors: Iterable[Executor]) -> MemberChanges:
@@ -210,8 +210,10 @@ class Membership:
 
         They were lost less than ``delay`` seconds before ``now``, and not on purpose.
         """
-        awaited = {name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay}
-        return {name: lost.living for name, lost in sorted(awaited.items())}
+        awaited_by_name = {
+            name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay
+        }
+        return {name: lost.living for name, lost in sorted(awaited_by_name.items())}
 
     def executor_names(self) -> dict[str, str]:
         """Return the executor id of each live and remembered member."""

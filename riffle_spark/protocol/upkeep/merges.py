@@ -88,13 +88,15 @@ def _count_level(entry: Entry, end: int, level: int) -> int:
 
 def find_sparse(manifest: Manifest) -> frozenset[MergedDelta]:
     """Return the merged deltas of which less than half is listed."""
-    listed: Counter[MergedDelta] = Counter()
+    listed_bytes: Counter[MergedDelta] = Counter()
     for entry in manifest.entries.values():
         for link in entry.chain:
             if link.merged is not None:
-                listed[link.merged] += link.length
+                listed_bytes[link.merged] += link.length
     return frozenset(
-        merged for merged, size in listed.items() if 2 * size < merged.size and merged.size - size > _DEAD_BYTES_MIN
+        merged_delta
+        for merged_delta, size in listed_bytes.items()
+        if 2 * size < merged_delta.size and merged_delta.size - size > _DEAD_BYTES_MIN
     )
 
 

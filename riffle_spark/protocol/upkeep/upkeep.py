@@ -303,12 +303,12 @@ class Upkeep:
             return {}
         placement = current.ownership.placement
         stores = {operator.store for operator in current.operators}
-        waiting = {address for address, _ in (*self._taken_snapshots, *self._merged)} | with_snapshots
+        waiting_addresses = {address for address, _ in (*self._taken_snapshots, *self._merged)} | with_snapshots
         owners = placement.present.owners
         candidates = {
             address: entry
             for address, entry in current.manifest.entries.items()
-            if address[0] in stores and address not in waiting
+            if address[0] in stores and address not in waiting_addresses
         }
         by_owner = choose_merges(
             policy,
