@@ -17,7 +17,7 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Member, Member
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Happens = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]
+EventKind = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]
 NOBODY: Final = -1
 OWNED = 0
 STANDBY = 1
@@ -76,7 +76,7 @@ class WorldEvent:
     """
 
     second: float
-    kind: Happens
+    kind: EventKind
     members: tuple[MemberId, ...] = ()
     amount: float = 1.0
     tasks: tuple[str, ...] = ()

@@ -18,10 +18,10 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES
 from riffle_spark.simulate.scenario import parse_settings
 from riffle_spark.simulate.scenario_file import Json, check_fields, check_unique, converted_file_errors, list_items
-from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
+from riffle_spark.simulate.world import PROTOCOL, EventKind, World, WorldEvent, WorldMember, WorldTask
 from riffle_spark.unknown_names import check_known
 
-_BY_RACK: Final[Mapping[str, Happens]] = {"lose_rack": "lose", "return_rack": "return"}
+_BY_RACK: Final[Mapping[str, EventKind]] = {"lose_rack": "lose", "return_rack": "return"}
 _FOLDER: Final = Path(__file__).parent / "worlds"
 SHIPPED: Final = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 """The names of the worlds in the package."""
@@ -102,7 +102,7 @@ _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
 """Fields of an event that only have an effect with one of these fields."""
 _ACTIONS: Final = tuple(name for name in _EVENT if name != "at" and name not in _BELONGS)
 _MARKS: Final = ("local_disk_limit", "local_memory_limit")
-_CHANGES: Final[Mapping[str, Happens]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
+_CHANGES: Final[Mapping[str, EventKind]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
 """Fields of an event that set an amount."""
 
 

@@ -138,8 +138,8 @@ class Rounds:
     def _run_plan(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
         """Run rounds until the plan is finished, makes no progress, or a newer plan exists.
 
-        Return the key-groups of which the last round took snapshots or merged links. A plan made in the meantime may
-        order them again.
+        Return the key-groups of which the last round took snapshots or merged links. A plan that was made during the
+        run may order them again.
         """
         period = _PIECE_SECONDS
         taken_addresses = set[Address]()

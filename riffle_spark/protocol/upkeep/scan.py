@@ -103,7 +103,7 @@ def scan(
     if is_complete:
         yield from delete(find_orphans(names, listed, tail.epoch, tail.version, may_be_listed))
         yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record_name(begin)])
-    # What only the promise retains is left for another scan soon.
+    # Records that only the promise retains are left to another scan, which is due soon.
     return ScanResult(oldest.sequence, oldest_kept.full, is_complete and oldest_kept is oldest)
 
 
