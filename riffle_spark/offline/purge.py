@@ -74,7 +74,7 @@ def purge_keys(  # noqa: PLR0913 - the options of a command
     """Remove keys from the state of a stopped query, from all objects below its root and from local files.
 
     This cannot be undone. All earlier versions end, because they may hold the keys. The old objects are deleted even if
-    a key has no state, because they still hold keys that have ended.
+    a key has no state, because they may still hold a key whose state has ended.
 
     Args:
         root: where the state is stored.
