@@ -71,7 +71,7 @@ def adopt(
     Raises:
         ConfigError: the root has no state, the checkpoint is invalid or belongs to the same query, or it is unknown
             whether output was delivered.
-        FencedError: the query continued meanwhile.
+        FencedError: the query continued during the call.
 
     Example:
         >>> adopt("s3://bucket/state/visits", "s3://bucket/checkpoints/new", execute=True)  # doctest: +SKIP
@@ -247,7 +247,7 @@ def rollback(
     Raises:
         ConfigError: the batch is not retained, or the checkpoint belongs to another query.
         CorruptStateError: objects of the batch are missing.
-        FencedError: the query continued meanwhile.
+        FencedError: the query continued during the call.
 
     Example:
         >>> rollback("s3://bucket/state/visits", 4711, "s3://bucket/checkpoints/visits")  # doctest: +SKIP
