@@ -10,7 +10,7 @@
     +-- FencedError        a newer driver owns the state: stop
     +-- UnavailableError   a service did not answer in time: retry later
     |   +-- LocalDiskError an executor's disk failed: its work moves for a while (internal, retried)
-    +-- CorruptStateError  stored bytes are missing or were altered: an operator must look
+    +-- CorruptStateError  stored bytes are missing or were altered: an operator must investigate
 
 ``__str__`` builds the text from the fields and escapes unprintable characters.
 """

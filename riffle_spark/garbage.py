@@ -22,10 +22,10 @@ def collect_garbage_rarely() -> Iterator[None]:
     """
     usual = gc.get_threshold()
     young, old, oldest = usual
-    raised = (max(_YOUNG_THRESHOLD, young) if young else 0, max(_OLD_THRESHOLD, old), oldest)
-    gc.set_threshold(*raised)
+    raised_thresholds = (max(_YOUNG_THRESHOLD, young) if young else 0, max(_OLD_THRESHOLD, old), oldest)
+    gc.set_threshold(*raised_thresholds)
     try:
         yield
     finally:
-        if gc.get_threshold() == raised:  # otherwise the block changed them
+        if gc.get_threshold() == raised_thresholds:  # otherwise the block set its own thresholds
             gc.set_threshold(*usual)

@@ -1,8 +1,8 @@
 """Spark's hashes XXH64 and Murmur3, vectorised over columns.
 
 XXH64 follows its published specification. Spark applies it to 4-byte values, 8-byte values and bytes, and uses the hash
-of one column as the seed of the next. So windows function takes one seed per row. Murmur3 is the 32-bit variant for
-integers: Spark partitions slot numbers with it.
+of one column as the seed of the next. So each function takes one seed per row. Murmur3 is the 32-bit variant for
+integers. Spark partitions slot numbers with it.
 """
 
 from typing import Final, TypeAlias
@@ -35,7 +35,7 @@ def hash_longs(values: Words, seeds: Words) -> Words:
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], starts: Positions, lengths: Positions, seeds: Words) -> Words:
-    """Return XXH64 of ``data[starts[i] : starts[i] + lengths[i]]`` for windows row i."""
+    """Return XXH64 of ``data[starts[i] : starts[i] + lengths[i]]`` for each row i."""
     hashes = np.empty(len(starts), dtype=np.uint64)
     short = lengths <= SHORT_BYTES_MAX
     if bool(short.all()):

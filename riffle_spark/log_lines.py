@@ -20,9 +20,9 @@ def _escape(record: logging.LogRecord) -> bool:
     Always return true, so that the record is logged.
     """
     message = record.getMessage()
-    escaped = escape_unprintable(message, LINE_BREAKS)
-    if escaped != message:
-        record.msg = escaped
+    escaped_text = escape_unprintable(message, LINE_BREAKS)
+    if escaped_text != message:
+        record.msg = escaped_text
         record.args = ()
     if record.exc_info and record.exc_text is None:  # handlers reuse exc_text and do not format the traceback again
         trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")

@@ -1,9 +1,9 @@
 """Folders and files in places that other users may write to, such as ``/tmp``.
 
-Theory of operation. If a name is known before, another user can create a folder, a symbolic link or a FIFO there first.
-To open a FIFO blocks the process. So a folder is made with mode 0700 and opened without following a link. Its owner and
-mode are read from the open descriptor. In a sticky place no other user can replace a folder of this user, and in a
-folder with mode 0700 no other user can create anything.
+Theory of operation. If another user can guess a name, this user can create a folder, a symbolic link or a FIFO there
+first. Opening a FIFO blocks the process. So a folder is made with mode 0700 and opened without following a link. Its
+owner and mode are read from the open descriptor. In a folder with the sticky bit, no other user can replace a folder of
+this user, and in a folder with mode 0700 no other user can create anything.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 PRIVATE: Final = 0o700
-_OTHERS = 0o077
-_OTHERS_WRITE = 0o022
+_OTHER_USERS = 0o077
+_OTHER_USERS_WRITE = 0o022
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -53,9 +53,9 @@ def narrow(path: Path) -> None:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid():
             raise ForeignFolder(f"belongs to user {status.st_uid}, this process to {os.geteuid()}")
-        if status.st_mode & _OTHERS:
+        if status.st_mode & _OTHER_USERS:
             with contextlib.suppress(OSError):  # a file system without modes
-                os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_OTHERS)
+                os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_OTHER_USERS)
     finally:
         os.close(descriptor)
 
@@ -66,7 +66,7 @@ def is_private(path: Path) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHER_USERS_WRITE
 
 
 def open_regular(path: Path | str) -> int:

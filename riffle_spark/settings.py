@@ -35,7 +35,7 @@ _STRATEGY_SYNONYMS: Final = {"NONE": "none", "min_traffic": "min_cost", "balance
 _OptionalText: TypeAlias = Setting[str | None, str | None]
 _Word: TypeAlias = Setting[str, str]
 _Flag: TypeAlias = Setting[bool, bool]
-_Whole: TypeAlias = Setting[int, int]
+_Integer: TypeAlias = Setting[int, int]
 _Duration: TypeAlias = Setting[float, float | str]
 _Share: TypeAlias = Setting[float, float | str]
 _Names: TypeAlias = Setting[tuple[str, ...], str | Sequence[str]]
@@ -118,7 +118,7 @@ class Settings:
         "changed](operations.md#change-a-job-between-two-runs). Remove a name after the next committed batch",
         example=["totals"])
 
-    key_groups: _Whole = Setting(
+    key_groups: _Integer = Setting(
         128, whole(1, 32_768), "the number of key-groups. Another number than the stored one is refused. Fewer than "
         "four per slot cause a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",
         section="Keys")
@@ -133,16 +133,16 @@ class Settings:
         "which assignor chooses the owners. If [your own](own-assignor.md) assignor raises an error or returns an "
         "invalid assignment, the last assignment stays, and a warning reports the error",
         of_assignment=True, section="Who owns what")
-    acceptable_recovery_lag: _Whole = Setting(
+    acceptable_recovery_lag: _Integer = Setting(
         10_000, whole(0).of("records"), "a copy that is at most this many changed records behind counts as caught up",
         live=True, of_assignment=True)
-    num_standbys: _Whole = Setting(
+    num_standbys: _Integer = Setting(
         0, whole(0), "the number of spare copies of each key-group on other members. Use 1 in production",
         live=True, of_assignment=True)
     standby_mode: _Word = Setting(
         "replay", one_of("replay", "snapshot_pointer"),
         "whether spare copies apply every change, or only store which snapshot to fetch", of_assignment=True)
-    max_warmup_replicas: _Whole = Setting(
+    max_warmup_replicas: _Integer = Setting(
         2, whole(1), "how many copies may warm up at the same time", live=True, of_assignment=True)
     probing_rebalance_interval: _Duration = Setting(
         600.0, seconds(0.001), "how often a new assignment is computed while some warm-ups have caught up and others "
@@ -175,9 +175,9 @@ class Settings:
         "whether racks influence the assignment, before (`min_cost`) or after (`balance_subtopology`) the spread of "
         "groups. `min_traffic` and `balanced_min_cost` are synonyms", live=True, of_assignment=True,
         section="Racks and tags")
-    rack_aware_assignment_traffic_cost: _Whole = Setting(
+    rack_aware_assignment_traffic_cost: _Integer = Setting(
         10, whole(0), "the cost of a row that is read across racks", live=True, of_assignment=True)
-    rack_aware_assignment_non_overlap_cost: _Whole = Setting(
+    rack_aware_assignment_non_overlap_cost: _Integer = Setting(
         1, whole(0), "the cost of a move, in addition to the traffic", live=True, of_assignment=True)
     rack_aware_assignment_tags: _Names = Setting(
         (), names, "standbys are spread over the values of these tags first", live=True, of_assignment=True,
@@ -203,14 +203,14 @@ class Settings:
         600.0, seconds(0), "how long copies are kept that no assignment needs", live=True)
     folder_cleanup_delay: _Duration = Setting(
         86_400.0, seconds(0), "how long the folder of a dead executor is kept, so that a new executor can use it")
-    upkeep_bandwidth: _Whole = Setting(
+    upkeep_bandwidth: _Integer = Setting(
         50_000_000, whole(0).of("bytes a second"),
         "how many bytes per second an executor fetches in the background at most. 0: no limit", live=True)
     upkeep_timeout: _Duration = Setting(
         60.0, seconds(1), "a piece of upkeep or a census is planned to take 1 s. The driver [cancels "
         "it](operations.md#upkeep-that-does-not-end) if it takes longer than planned by this time", live=True)
 
-    batch_attempts: _Whole = Setting(
+    batch_attempts: _Integer = Setting(
         4, whole(1, 20), "how often a batch runs at most before the query fails. A batch runs again if an executor "
         "without copies got a slot, if Spark lost a block, or if a local disk refuses", section="Batches")
     deliver_after_commit: _Flag = Setting(
@@ -222,7 +222,7 @@ class Settings:
         "idle. Everyone who may write below `root` can make requests", live=True)
     initial_rebalance_delay: _Duration = Setting(
         30.0, seconds(0), "how long a start waits for the expected executors, and for any executor at all")
-    expected_executors: _Whole = Setting(
+    expected_executors: _Integer = Setting(
         0, whole(0), "how many executors a start waits for. 0: as many as `spark.executor.instances`, or one")
     report_file: _OptionalText = Setting(
         None, optional(text.of("path on the driver")), "append each `BatchReport` with its [metrics](metrics.md) to "
@@ -243,11 +243,11 @@ class Settings:
         "all", one_of("all", "metrics", "traces"), "what is sent to `otlp_endpoint`. Prometheus, for example, accepts "
         "only `metrics`")
 
-    snapshot_chain_links: _Whole = Setting(
+    snapshot_chain_links: _Integer = Setting(
         64, whole(2), "how many deltas and merged deltas a key-group has after its snapshot at the most. From 16 on, a "
         "quarter of so many deltas, or 16, are merged into one. Below 16, deltas are not merged, and a snapshot is due "
         "after so many, or after fewer, down to about half of it", section="What is kept, and for how long")
-    retained_versions: _Whole = Setting(
+    retained_versions: _Integer = Setting(
         100, whole(2).of("records"), "how many records a rollback can return to. Deltas that are this many versions "
         "old are merged, or replaced by a snapshot if deltas are not merged", live=True)
     retained_for: _Duration = Setting(

@@ -40,7 +40,7 @@ class SparkInstallation:
 
     @property
     def version(self) -> str:
-        """The version of the jars, or of PySpark if there are none. Vendors append to it: ``3.5.2-amzn-1``."""
+        """The version of the jars, or of PySpark if there are none. Vendors append a suffix: ``3.5.2-amzn-1``."""
         core = self._match(_CORE)
         return core["version"] if core else self.pyspark_version
 
@@ -52,7 +52,7 @@ class SparkInstallation:
 
     @property
     def scala(self) -> str:
-        """The version of Scala in the names of connectors. PyPI has Spark 3.5 with 2.12 and Spark 4 with 2.13."""
+        """The version of Scala in the names of connectors. On PyPI, Spark 3.5 uses 2.12, and Spark 4 uses 2.13."""
         core = self._match(_CORE)
         return core["scala"] if core else "2.12" if self.line < (4, 0) else "2.13"
 
@@ -66,8 +66,8 @@ class SparkInstallation:
     def kafka_connector(self) -> str:
         """The Maven coordinate of the Kafka connector.
 
-        The connector of 4.0.0 works with all of 4.0, and is the one that the tests use. Maven has no connectors of
-        vendors, so the fitting connector is that of the Apache release that they are built on.
+        The connector of 4.0.0 works with all of 4.0, and is the one that the tests use. Maven has no connectors for the
+        versions of vendors. They use the connector of the Apache release that they are built on.
         """
         release = _RELEASE.match(self.version)
         version = "4.0.0" if self.line == (4, 0) else release[0] if release else self.version
@@ -75,7 +75,7 @@ class SparkInstallation:
 
     @property
     def hadoop_aws(self) -> str:
-        """The Maven coordinate of the ``s3a://`` file system. It works only in the version of Hadoop's client."""
+        """The Maven coordinate of the ``s3a://`` file system. Its version must be that of Hadoop's client."""
         release = _RELEASE.match(self.hadoop)
         return f"org.apache.hadoop:hadoop-aws:{release[0] if release else self.hadoop}" if self.hadoop else ""
 
@@ -100,8 +100,8 @@ class SparkInstallation:
 def python_problem(line: tuple[int, int], python: tuple[int, ...], *, has_setuptools: bool) -> str:
     """Return why a line of Spark does not run on a version of Python, empty if it does.
 
-    Spark 4.3 needs Python 3.11. Spark 3.5 supports Python up to 3.11. It imports distutils, which Python 3.12 has only
-    with setuptools, as platforms that combine the two have it.
+    Spark 4.3 needs Python 3.11. Spark 3.5 supports Python up to 3.11. Spark 3.5 imports distutils, which Python 3.12
+    has only if setuptools is installed. Platforms that combine the two install it.
     """
     version = ".".join(map(str, python[:2]))
     if not OLDEST_PYTHON <= python[:2] <= NEWEST_PYTHON:

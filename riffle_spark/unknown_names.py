@@ -18,7 +18,7 @@ def nearest(name: str, known_names: Iterable[str]) -> str:
 def unknown(kind: str, name: object, known_names: Iterable[str], *, source: str, where: str = "") -> ConfigError:
     """Return the error for a name that is not among ``known_names``, with the nearest known name.
 
-    ``kind`` says what it names, ``source`` where to correct it.
+    ``kind`` is the kind of object that the name stands for, such as ``task``. ``source`` is the place to correct it.
     """
     similar = nearest(str(name), known_names)
     if similar:
@@ -35,7 +35,7 @@ def check_known(
 ) -> None:
     """Raise ``ConfigError`` for the first of ``names`` that is not among ``known_names``.
 
-    ``kind`` says what they name, ``source`` where to correct it.
+    ``kind`` is the kind of object that the names stand for, such as ``task``. ``source`` is the place to correct them.
     """
     for name in names:
         if name not in known_names:

@@ -1,1 +1,1 @@
-"""The assignor. Pure: no clock, chance, logging, threads or environment."""
+"""The assignor. It is pure: it uses no clock, random numbers, logging, threads or environment."""

@@ -98,37 +98,37 @@ def _enforce_requests(view: View, answer: Assignment, settings: AssignSettings) 
     The default assignor places the tasks that ``answer`` leaves for good away from their pin, or on a drained or
     excluded member. A warning names these tasks.
     """
-    broken = tasks_with_broken_requests(view, answer, settings)
-    if not broken:
+    broken_tasks = tasks_with_broken_requests(view, answer, settings)
+    if not broken_tasks:
         return answer
-    running = sum(len(members) for task, members in answer.warmups.items() if task not in broken)
-    mended = high_availability(
-        replace(view, tasks=tuple(task for task in view.tasks if task.id in broken)),
+    running = sum(len(members) for task, members in answer.warmups.items() if task not in broken_tasks)
+    repaired_assignment = high_availability(
+        replace(view, tasks=tuple(task for task in view.tasks if task.id in broken_tasks)),
         replace(settings, max_warmup_replicas=max(settings.max_warmup_replicas - running, 0)),
     )
     # Cause: An operator pinned a key-group or drained a member, and the user's own assignor did not obey.
     warning = (
         "[RIFFLE-0771] The assignor left tasks away from their pin or on a drained member. The default assignor places "
-        f"them: {_join_names(sorted(broken))}. "
+        f"them: {_join_names(sorted(broken_tasks))}. "
         f"What to do: Obey the pins, drains and filters of the view in the assignor."
     )
     return replace(
         answer,
-        owners={**answer.owners, **mended.owners},
-        standbys={**_remove_tasks(answer.standbys, broken), **mended.standbys},
-        warmups={**_remove_tasks(answer.warmups, broken), **mended.warmups},
-        target={**answer.target, **mended.target},
-        moves=(*(move for move in answer.moves if move.task not in broken), *mended.moves),
-        needs_probe=mended.needs_probe or (answer.needs_probe and _is_unsettled(answer, broken)),
-        probe_reason=mended.probe_reason or answer.probe_reason,
+        owners={**answer.owners, **repaired_assignment.owners},
+        standbys={**_remove_tasks(answer.standbys, broken_tasks), **repaired_assignment.standbys},
+        warmups={**_remove_tasks(answer.warmups, broken_tasks), **repaired_assignment.warmups},
+        target={**answer.target, **repaired_assignment.target},
+        moves=(*(move for move in answer.moves if move.task not in broken_tasks), *repaired_assignment.moves),
+        needs_probe=repaired_assignment.needs_probe or (answer.needs_probe and _is_unsettled(answer, broken_tasks)),
+        probe_reason=repaired_assignment.probe_reason or answer.probe_reason,
         warnings=(*answer.warnings, warning),
     )
 
 
 def _is_unsettled(answer: Assignment, broken: Collection[TaskId]) -> bool:
     """Return whether any task outside ``broken`` still has warm-ups, or has another owner than its target."""
-    rest = [task for task in answer.owners if task not in broken]
-    return any(answer.warmups.get(task) or answer.target.get(task) != answer.owners[task] for task in rest)
+    other_tasks = [task for task in answer.owners if task not in broken]
+    return any(answer.warmups.get(task) or answer.target.get(task) != answer.owners[task] for task in other_tasks)
 
 
 def _join_names(tasks: Sequence[object]) -> str:
@@ -255,8 +255,8 @@ def _evaluate_user_costs(view: View, settings: AssignSettings) -> tuple[AssignSe
             f"What to do: Correct the function."
         )
         return replace(settings, user_cost=None), [warning]
-    able = [m.id for m in members if is_allowed(m, settings)] or [m.id for m in members]
-    nowhere = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in able)]
+    eligible_members = [m.id for m in members if is_allowed(m, settings)] or [m.id for m in members]
+    nowhere = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in eligible_members)]
     warnings = []
     if nowhere:
         warnings.append(
@@ -281,8 +281,12 @@ def _error_text(error: Exception, name: str) -> str:
     function. ``name`` is the function's name, for errors without such a line.
     """
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    place = f"{PurePath(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name}" if own else name
+    own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
+    place = (
+        f"{PurePath(own_frames[-1].filename).name}, line {own_frames[-1].lineno}, in {own_frames[-1].name}"
+        if own_frames
+        else name
+    )
     return f"{type(error).__name__}: {error} ({place})"
 
 

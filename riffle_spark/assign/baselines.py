@@ -22,7 +22,7 @@ def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
 
     1. A member that is back with its copies gets the tasks that it owned.
     2. Every other owner that may stay keeps its tasks.
-    3. A task without an owner goes to a member with a copy.
+    3. A task without an owner moves to a member with a copy.
     4. Tasks move until the members are level. Pins are obeyed at once.
 
     With a rack strategy the min-cost flow of ``owner_target`` replaces the steps. Its non-overlap cost then counts
@@ -50,43 +50,43 @@ def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
 
 def _choose_sticky_owners(board: Board) -> list[int]:
     """Return the owner of each task, by position, as ``sticky_assignor`` chooses owners."""
-    able = [m for m, may in enumerate(board.may_own) if may]
+    eligible_members = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
-    owners = [_find_sticky_owner(board, t, able) for t in range(len(board.tasks))]
+    owners = [_find_sticky_owner(board, t, eligible_members) for t in range(len(board.tasks))]
     pinned = Counter(board.pins)
     free = [t for t, pin in enumerate(board.pins) if pin == NOBODY]
-    held_tasks: dict[int, list[int]] = {m: [t for t in free if owners[t] == m] for m in able}
-    fair = len(owners) / sum(slots[m] for m in able)
+    held_tasks: dict[int, list[int]] = {m: [t for t in free if owners[t] == m] for m in eligible_members}
+    fair = len(owners) / sum(slots[m] for m in eligible_members)
 
     def load(m: int, extra: int = 0) -> float:
         return (len(held_tasks[m]) + pinned[m] + extra) / slots[m]
 
     for t in free:
         if owners[t] == NOBODY:
-            full = {m: load(m) >= fair for m in able}
-            held_tasks[min(able, key=lambda m: (full[m], board.rank(t, m), load(m), m))].append(t)
+            full = {m: load(m) >= fair for m in eligible_members}
+            held_tasks[min(eligible_members, key=lambda m: (full[m], board.rank(t, m), load(m), m))].append(t)
     for _ in free:
-        giver = max(able, key=lambda m: (bool(held_tasks[m]), load(m), -m))
-        taker = min(able, key=lambda m: (load(m, 1), m))
+        giver = max(eligible_members, key=lambda m: (bool(held_tasks[m]), load(m), -m))
+        taker = min(eligible_members, key=lambda m: (load(m, 1), m))
         if load(taker, 1) >= load(giver) or not held_tasks[giver]:
             break
         task = min(held_tasks[giver], key=lambda t: (board.rank(t, taker), t))
         held_tasks[giver].remove(task)
         held_tasks[taker].append(task)
-    placed = {t: m for m, tasks in held_tasks.items() for t in tasks}
-    return [placed.get(t, pin) for t, pin in enumerate(board.pins)]
+    owner_of_task = {t: m for m, tasks in held_tasks.items() for t in tasks}
+    return [owner_of_task.get(t, pin) for t, pin in enumerate(board.pins)]
 
 
-def _find_sticky_owner(board: Board, task: int, able: Sequence[int]) -> int:
+def _find_sticky_owner(board: Board, task: int, eligible_members: Sequence[int]) -> int:
     """Return the task's prior owner if that member is live and has a copy, else the present owner.
 
-    Return ``NOBODY`` if that member is not in ``able``.
+    Return ``NOBODY`` if that member is not in ``eligible_members``.
     """
     incumbent = board.incumbents[task]
     owner = board.owners[task]
-    if incumbent in able and incumbent in board.copy_ranks[task]:
+    if incumbent in eligible_members and incumbent in board.copy_ranks[task]:
         return incumbent
-    return owner if owner in able else NOBODY
+    return owner if owner in eligible_members else NOBODY
 
 
 def _replace_lost_owners(board: Board, owners: list[int]) -> list[int]:
@@ -112,12 +112,12 @@ def _make_assignment(view: View, board: Board, owners: list[int], settings: Assi
         view, Placement(board, plan, copies, standbys, board_of(view, (), settings), []), settings
     )
     defaults = AssignSettings()
-    ignored = [name for name in _IGNORED if getattr(settings, name) != getattr(defaults, name)]
-    if not ignored:
+    ignored_settings = [name for name in _IGNORED if getattr(settings, name) != getattr(defaults, name)]
+    if not ignored_settings:
         return assignment
     # Cause: The assignors sticky and hash follow only their own steps.
     warning = (
-        f"[RIFFLE-0775] The assignor {settings.assignor} ignores these settings: {', '.join(ignored)}. "
+        f"[RIFFLE-0775] The assignor {settings.assignor} ignores these settings: {', '.join(ignored_settings)}. "
         f"What to do: Use assignor = high_availability, or remove these settings."
     )
     return replace(assignment, warnings=(*assignment.warnings, warning))

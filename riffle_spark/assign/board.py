@@ -114,8 +114,10 @@ def _quarantined_members(view: View, order: "_SortedIds") -> tuple[frozenset[int
     """Return for each task the positions of its quarantined members; empty if the view quarantines no member."""
     if not view.quarantined:
         return ()
-    named = (view.quarantined.get(task.id, ()) for task in order.tasks)
-    return tuple(frozenset(order.position[name] for name in names if name in order.position) for names in named)
+    quarantined_names = (view.quarantined.get(task.id, ()) for task in order.tasks)
+    return tuple(
+        frozenset(order.position[name] for name in names if name in order.position) for names in quarantined_names
+    )
 
 
 def _sort_by_id(view: View, kinds: Collection[Kind]) -> _SortedIds:
@@ -156,10 +158,10 @@ def _rank_members(view: View, order: _SortedIds, settings: AssignSettings) -> li
     """
     acceptable = settings.acceptable_recovery_lag
     position = order.position
-    ranked: list[tuple[dict[int, int], int]] = []
+    ranks_by_task: list[tuple[dict[int, int], int]] = []
     for task in order.tasks:
         if task.kind != "stateful":
-            ranked.append(({}, 0))
+            ranks_by_task.append(({}, 0))
             continue
         rank_without_copy = 0 if task.size <= acceptable else task.size + 1
         ranks = {
@@ -170,8 +172,8 @@ def _rank_members(view: View, order: _SortedIds, settings: AssignSettings) -> li
         for name in view.pointers.get(task.id, ()) if view.pointers else ():
             if name in position:
                 ranks[position[name]] = max(rank_without_copy - 1, 0)
-        ranked.append((ranks, rank_without_copy))
-    return ranked
+        ranks_by_task.append((ranks, rank_without_copy))
+    return ranks_by_task
 
 
 def count_copies_that_fit(board: Board, count: int) -> list[int] | None:

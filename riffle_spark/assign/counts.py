@@ -44,16 +44,16 @@ class Bounds:
 class Demand:
     """The input: rows x members matrices, and vectors over rows or members.
 
-    ``owned`` units are on a member already; ``held`` of them may not leave. ``strays`` of the owned units have lost
-    their owner, and the member is only where they would go first. ``free`` units of a row have no place. ``move_price``
-    is the price of moving an owned unit, ``stray_price`` the addition for a stray (negative: strays move first).
+    ``owned`` units are on a member already; ``pinned_units`` of them may not leave. ``strays`` of the owned units have
+    lost their owner, and would move to the member first. ``free`` units of a row have no place. ``move_price`` is the
+    price of moving an owned unit, ``stray_price`` the addition for a stray (negative: strays move first).
     ``other_task_counts`` are the tasks of other kinds on each member. The bounds by member include them. ``allowed``
     marks the members of each row.
     """
 
     owned: Ints
     strays: Ints
-    held: Ints
+    pinned_units: Ints
     free: Ints
     allowed: npt.NDArray[np.bool_]
     bounds: Bounds
@@ -137,7 +137,7 @@ class _UnitFlow:
         more_cost = more_cost - (placed < owned) * last_price - (placed < dearer) * step
         less = less + (placed <= owned) * last_price + (placed <= dearer) * step
         allowed = demand.allowed[places]
-        may_leave = placed > demand.held[places]
+        may_leave = placed > demand.pinned_units[places]
         return np.where(allowed, more_cost, FORBIDDEN), np.where(may_leave, less, FORBIDDEN)
 
     def _member_marginals(self, places: Places) -> tuple[Ints, Ints]:
@@ -175,8 +175,8 @@ class _UnitFlow:
         They become free units.
         """
         demand = self.demand
-        limit = self.placed if self.store_price == 0 else np.maximum(demand.bounds.high, demand.held)
-        keep = np.where(demand.allowed, np.minimum(self.placed, limit), demand.held)
+        limit = self.placed if self.store_price == 0 else np.maximum(demand.bounds.high, demand.pinned_units)
+        keep = np.where(demand.allowed, np.minimum(self.placed, limit), demand.pinned_units)
         released = self.placed - keep
         if released.any():
             self.placed = keep

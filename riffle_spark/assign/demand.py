@@ -39,20 +39,20 @@ def group_alike_tasks(board: Board, settings: AssignSettings) -> AlikeTasks:
     """
     costs = _evaluate_user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}
-    of = []
+    row_of_task = []
     for t, task in enumerate(board.tasks):
         owner = board.owners[t]
-        able = board.placeable if owner == NOBODY or board.placeable[owner] else board.may_own
-        allowed = able
+        eligible_members = board.placeable if owner == NOBODY or board.placeable[owner] else board.may_own
+        allowed = eligible_members
         if costs:
-            allowed = tuple(may and cost is not None for may, cost in zip(able, costs[t], strict=True))
-            allowed = allowed if any(allowed) else able
+            allowed = tuple(may and cost is not None for may, cost in zip(eligible_members, costs[t], strict=True))
+            allowed = allowed if any(allowed) else eligible_members
         if board.quarantined and board.quarantined[t]:
-            rest = tuple(may and not board.is_quarantined(t, m) for m, may in enumerate(allowed))
-            allowed = rest if any(rest) else allowed
-        of.append(keys.setdefault((task.id.group, allowed), len(keys)))
+            unquarantined = tuple(may and not board.is_quarantined(t, m) for m, may in enumerate(allowed))
+            allowed = unquarantined if any(unquarantined) else allowed
+        row_of_task.append(keys.setdefault((task.id.group, allowed), len(keys)))
     matrix = np.array([allowed for _, allowed in keys], bool).reshape(len(keys), len(board.members))
-    return AlikeTasks(tuple(of), tuple(group for group, _ in keys), matrix, costs)
+    return AlikeTasks(tuple(row_of_task), tuple(group for group, _ in keys), matrix, costs)
 
 
 def _evaluate_user_costs(board: Board, settings: AssignSettings) -> tuple[tuple[int | None, ...], ...]:
@@ -89,21 +89,21 @@ def _may_stay(board: Board, task: int) -> bool:
     ranks = board.copy_ranks[task]
     if incumbent != board.owners[task] or ranks.get(incumbent, 1) == 0:
         return True
-    own = board.rank(task, incumbent)
-    return all(rank >= own or not board.placeable[m] for m, rank in ranks.items())
+    own_rank = board.rank(task, incumbent)
+    return all(rank >= own_rank or not board.placeable[m] for m, rank in ranks.items())
 
 
 def _find_most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
     """Return the members that may own the task and have the most caught-up copies, or ``None`` (all members) if no copy
     is closer than starting empty.
     """
-    able: Sequence[bool] = board.may_own
+    eligible_members: Sequence[bool] = board.may_own
     if rows.costs or board.quarantined:
-        able = [may and bool(rows.allowed[rows.row_of[task], m]) for m, may in enumerate(able)]
-    copy_ranks = [(rank, m) for m, rank in board.copy_ranks[task].items() if able[m]]
+        eligible_members = [may and bool(rows.allowed[rows.row_of[task], m]) for m, may in enumerate(eligible_members)]
+    copy_ranks = [(rank, m) for m, rank in board.copy_ranks[task].items() if eligible_members[m]]
     without_copy = board.rank_without_copy[task]
     lowest = min(copy_ranks)[0] if copy_ranks else without_copy
-    if not any(able) or (lowest >= without_copy and len(copy_ranks) < sum(able)):
+    if not any(eligible_members) or (lowest >= without_copy and len(copy_ranks) < sum(eligible_members)):
         return None
     return tuple(sorted(m for rank, m in copy_ranks if rank == lowest))
 
@@ -133,14 +133,16 @@ def _keep_present_range(board: Board, fair: Range) -> Range:
     With unequal capacities fair shares may be further apart than the present shares. Then nothing needs to move.
     """
     slots = board.placeable_slots
-    able = [m for m, slot in enumerate(slots) if slot]
+    members_with_slots = [m for m, slot in enumerate(slots) if slot]
     counts = np.bincount(np.array(board.incumbents, np.int64), minlength=len(slots))
-    if len({slots[m] for m in able}) == 1 or any(counts[m] for m in range(len(slots)) if not slots[m]):
+    if len({slots[m] for m in members_with_slots}) == 1 or any(counts[m] for m in range(len(slots)) if not slots[m]):
         return fair
-    ratios = [counts[m] / slots[m] for m in able]
+    ratios = [counts[m] / slots[m] for m in members_with_slots]
     least = min(ratios)
     highest = max(ratios)
-    apart = max(fair[1][m] / slots[m] for m in able) - min(fair[1][m] / slots[m] for m in able)
+    apart = max(fair[1][m] / slots[m] for m in members_with_slots) - min(
+        fair[1][m] / slots[m] for m in members_with_slots
+    )
     if highest - least > min(1.0, apart):
         return fair
     return [math.ceil(least * slot) for slot in slots], [math.floor(highest * slot) for slot in slots]
@@ -180,17 +182,17 @@ def choose_single_members(
     """
     slots = board.placeable_slots
     narrow = list(free_sets)
-    owned = _count_by_row(rows, free_sets)
-    load = owned.sum(axis=0)
-    several = [(len(free), t, free) for t, free in enumerate(free_sets) if free is not None and len(free) > 1]
+    fixed_counts = _count_by_row(rows, free_sets)
+    load = fixed_counts.sum(axis=0)
+    choices = [(len(free), t, free) for t, free in enumerate(free_sets) if free is not None and len(free) > 1]
     high = bounds.high
     member_high = bounds.member_high
-    for _, t, free in sorted(several):
+    for _, t, free in sorted(choices):
         row = rows.row_of[t]
-        full = {m: bool(load[m] >= member_high[m]) + bool(owned[row, m] >= high[row, m]) for m in free}
-        member = min(free, key=lambda m: (full[m], load[m] / max(slots[m], 1), owned[row, m] - high[row, m], m))
+        full = {m: bool(load[m] >= member_high[m]) + bool(fixed_counts[row, m] >= high[row, m]) for m in free}
+        member = min(free, key=lambda m: (full[m], load[m] / max(slots[m], 1), fixed_counts[row, m] - high[row, m], m))
         narrow[t] = (member,)
-        owned[row, member] += 1
+        fixed_counts[row, member] += 1
         load[member] += 1
     return narrow
 
@@ -211,7 +213,7 @@ def count_demand(
 
     Free sets have one member or are ``None``.
     """
-    unowned = [
+    free_sets_without_owner = [
         free if incumbent == NOBODY else None for free, incumbent in zip(free_sets, board.incumbents, strict=True)
     ]
     pinned = [None if pin == NOBODY else free for free, pin in zip(free_sets, board.pins, strict=True)]
@@ -219,8 +221,8 @@ def count_demand(
     fewest_first = settings.store_balance == 0
     return Demand(
         owned=_count_by_row(rows, free_sets),
-        strays=_count_by_row(rows, unowned),
-        held=_count_by_row(rows, pinned),
+        strays=_count_by_row(rows, free_sets_without_owner),
+        pinned_units=_count_by_row(rows, pinned),
         free=np.bincount(anywhere, minlength=len(rows.group)).astype(np.int64),
         allowed=rows.allowed,
         bounds=bounds,
@@ -247,9 +249,9 @@ def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = 
         return _equal_range(count, slots)
     limits = [count if slot else 0 for slot in slots] if limits is None else limits
     step = _loads_of_one_task(slots)
-    last = _find_final_load(count, slots, limits)
-    fewest = [min(-(-last // step[m]) - 1, limits[m]) if step[m] else 0 for m in range(len(slots))]
-    highest = [min(last // step[m], limits[m]) if step[m] else 0 for m in range(len(slots))]
+    final_load = _find_final_load(count, slots, limits)
+    fewest = [min(-(-final_load // step[m]) - 1, limits[m]) if step[m] else 0 for m in range(len(slots))]
+    highest = [min(final_load // step[m], limits[m]) if step[m] else 0 for m in range(len(slots))]
     if sum(highest) <= count:
         return highest, highest
     return [max(0, low) for low in fewest], highest
@@ -258,8 +260,8 @@ def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = 
 def _equal_range(count: int, slots: Sequence[int]) -> Range:
     """Return the fair range for members that have equal slots or none."""
     members = sum(1 for slot in slots if slot)
-    low, rest = divmod(count, members)
-    high = low + (1 if rest else 0)
+    low, remainder = divmod(count, members)
+    high = low + (1 if remainder else 0)
     return [low if slot else 0 for slot in slots], [high if slot else 0 for slot in slots]
 
 
@@ -281,16 +283,16 @@ def _find_final_load(count: int, slots: Sequence[int], limits: Sequence[int]) ->
     shares = [min(count * slot // total, limits[m]) if slot else 0 for m, slot in enumerate(slots)]
     heap = [((shares[m] + 1) * step[m], m) for m in range(len(shares)) if step[m] and shares[m] < limits[m]]
     heapq.heapify(heap)
-    last = 0
+    final_load = 0
     for _ in range(count - sum(shares)):
         if not heap:
             break
         load, m = heapq.heappop(heap)
-        last = max(last, load)
+        final_load = max(final_load, load)
         shares[m] += 1
         if shares[m] < limits[m]:
             heapq.heappush(heap, (load + step[m], m))
-    if last:
-        return last
+    if final_load:
+        return final_load
     loads = [(shares[m] * step[m], shares[m] < limits[m]) for m in range(len(slots)) if step[m]]
     return max((load for load, may_grow in loads if may_grow), default=0) or max((load for load, _ in loads), default=0)

@@ -76,8 +76,8 @@ def _probe_reason(placement: Placement) -> str:
     plan = placement.owners
     if not unsettled:
         return ""
-    waiting = sum(a != b for a, b in zip(plan.owners, plan.target, strict=True))
-    return f"{waiting} owners and the standbys of {len(unsettled)} tasks are not yet where they should be"
+    waiting_count = sum(a != b for a, b in zip(plan.owners, plan.target, strict=True))
+    return f"{waiting_count} owners and the standbys of {len(unsettled)} tasks are not yet where they should be"
 
 
 def _compute_rack_cost(placement: Placement, settings: AssignSettings) -> int:
@@ -212,7 +212,7 @@ def _make_move(board: Board, task: int, member: int, role: Role, reason: _Reason
 
 
 class _Reasons:
-    """Finds the reason for a move: the first goal, in order of precedence, that the present place does not meet."""
+    """Finds the reason for a move: the first goal, in order of precedence, that the present member does not meet."""
 
     def __init__(self, placement: Placement, settings: AssignSettings) -> None:
         self._board = placement.board
@@ -286,7 +286,7 @@ def add_unlisted_moves(view: View, answer: Assignment) -> Assignment:
     """Return the assignment of a user's assignor, with the moves added that its owners and copies imply but its
     ``moves`` omit.
     """
-    listed = {(move.task, move.role, move.target) for move in answer.moves}
+    listed_moves = {(move.task, move.role, move.target) for move in answer.moves}
     owners = {task: (owner,) for task, owner in answer.owners.items()}
     previous_owners = {task: (owner,) for task, owner in view.owners.items()}
     roles: tuple[tuple[Role, Mapping[TaskId, tuple[MemberId, ...]], Mapping[TaskId, tuple[MemberId, ...]]], ...] = (
@@ -294,14 +294,14 @@ def add_unlisted_moves(view: View, answer: Assignment) -> Assignment:
         ("standby", answer.standbys, view.standbys),
         ("warmup", answer.warmups, view.warmups),
     )
-    unlisted = [
+    unlisted_moves = [
         Move(task, role, view.owners.get(task), member, "user", "the assignor's answer")
         for role, copies, previous_copies in roles
         for task, members in sorted(copies.items())
         for member in members
-        if member not in previous_copies.get(task, ()) and (task, role, member) not in listed
+        if member not in previous_copies.get(task, ()) and (task, role, member) not in listed_moves
     ]
-    return replace(answer, moves=(*answer.moves, *unlisted))
+    return replace(answer, moves=(*answer.moves, *unlisted_moves))
 
 
 def spread_per_slot(view: View, holders: Iterable[MemberId]) -> float:

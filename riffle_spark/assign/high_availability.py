@@ -28,19 +28,19 @@ from riffle_spark.assign.standby_target import standby_target
 
 def high_availability(view: View, settings: AssignSettings) -> Assignment:
     """Return the assignment of the default assignor (KIP-441 and KIP-925) for this view."""
-    requested = settings
+    requested_settings = settings
     settings = _limit_moves(view, settings)
     racks = have_racks_effect(view, settings)
     board = board_of(view, WITH_STATE, settings)
     goals = Goals(board, settings, racks=racks)
     best_target = goals.improve(owner_target(board, settings, racks=racks))
     # Owners that must not move get no target elsewhere, so that nothing warms up in vain.
-    owners_stay = goals.missed or requested.moves_at_once == 0
+    owners_stay = goals.missed or requested_settings.moves_at_once == 0
     target_settings = replace(settings, rebalance_enable="none") if owners_stay else settings
     target = _choose_target(board, best_target, target_settings)
     plan = plan_owners(board, target, settings)
-    if settings is not requested:
-        plan = _plan_in_one_rebalance(board, target, requested) or plan
+    if settings is not requested_settings:
+        plan = _plan_in_one_rebalance(board, target, requested_settings) or plan
     copies = standby_target(board, plan, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
         reduce_rack_traffic(copies, settings)
@@ -68,8 +68,8 @@ def _plan_in_one_rebalance(board: Board, target: Sequence[int], settings: Assign
     impossible.
     """
     plan = plan_owners(board, target, replace(settings, max_warmup_replicas=0))
-    moved = [t for t, m in enumerate(plan.owners) if board.owners[t] not in (NOBODY, m)]
-    in_sync = all(plan.owners[t] in board.standbys[t] and board.rank(t, plan.owners[t]) == 0 for t in moved)
+    moved_tasks = [t for t, m in enumerate(plan.owners) if board.owners[t] not in (NOBODY, m)]
+    in_sync = all(plan.owners[t] in board.standbys[t] and board.rank(t, plan.owners[t]) == 0 for t in moved_tasks)
     return plan if in_sync and plan.owners == list(target) == plan.target else None
 
 

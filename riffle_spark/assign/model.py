@@ -124,7 +124,7 @@ class View:
     """Everything an assignment depends on, except the settings. The order of members and tasks has no effect.
 
     ``lags`` lists every known copy by task and member, the owner's included (0 while it runs). ``awaited`` are lost
-    members that may come back. ``prior_owners`` names, by task, the lost or just returned member that owned it before.
+    members that may return. ``prior_owners`` names, by task, the lost or just returned member that owned it before.
     ``pointers`` are standbys that hold a pointer to a snapshot instead of a copy. ``target`` is the target of the last
     assignment, if it is known; it is kept if it is still as good as any other. ``pins`` name live members only.
     ``drained`` are live members that an operator drains; ``exclude`` of the settings names them too. ``quarantined``

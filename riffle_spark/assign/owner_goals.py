@@ -1,7 +1,7 @@
 """Improve the target of owners by goals in the user's order, as Cruise Control does.
 
-Theory of operation. A goal returns by how much a member misses it with the tasks it would own. A target misses a goal
-by the sum over its members.
+Theory of operation. A goal measures by how much a member misses it with the tasks that the member would own. A target
+misses a goal by the sum over all members.
 
 1. The search starts with the assignor's own target. If it meets all goals, nothing is tried.
 2. For each goal in turn it takes the members that miss the goal, worst first. It makes the one move or exchange that
@@ -122,8 +122,8 @@ class Goals:
 
     def _target(self) -> list[int]:
         """Return the present target: the owner of each task."""
-        placed = {t: m for m, tasks in enumerate(self._tasks_of) for t in tasks}
-        return [placed[t] for t in range(len(placed))]
+        owner_of_task = {t: m for m, tasks in enumerate(self._tasks_of) for t in tasks}
+        return [owner_of_task[t] for t in range(len(owner_of_task))]
 
     def _apply(self, change: Change) -> None:
         """Apply a change to the target, and measure again the goals of the members that it concerns."""
@@ -143,7 +143,7 @@ class Goals:
         no change helps.
         """
         misses = self._misses[number]
-        for member in sorted((m for m, missed in enumerate(misses) if missed), key=lambda m: (-misses[m], m)):
+        for member in sorted((m for m, miss in enumerate(misses) if miss), key=lambda m: (-misses[m], m)):
             for changes in (self._list_moves(member), self._list_exchanges(member)):
                 best: tuple[int, int] | None = None
                 chosen = None
@@ -175,8 +175,11 @@ class Goals:
             for giver, taker in ((member, partner), (partner, member)) if partner != member else ():
                 for t in self._tasks_of[giver]:
                     if self._may_move(t, taker):
-                        rest = [task for task in self._tasks_of[giver] if task != t]
-                        yield self._count_away(t, giver, taker), {giver: rest, taker: [*self._tasks_of[taker], t]}
+                        remaining_tasks = [task for task in self._tasks_of[giver] if task != t]
+                        yield (
+                            self._count_away(t, giver, taker),
+                            {giver: remaining_tasks, taker: [*self._tasks_of[taker], t]},
+                        )
 
     def _list_exchanges(self, member: int) -> Iterator[tuple[int, Change]]:
         """Yield the exchanges of one task of the member for one task of another, each with the change in the number of
@@ -185,10 +188,10 @@ class Goals:
         for partner in (m for m in range(len(self._tasks_of)) if m != member):
             for t in (t for t in self._tasks_of[member] if self._may_move(t, partner)):
                 for u in (u for u in self._tasks_of[partner] if self._may_move(u, member)):
-                    rest = [task for task in self._tasks_of[member] if task != t]
-                    partner_rest = [task for task in self._tasks_of[partner] if task != u]
+                    remaining_tasks = [task for task in self._tasks_of[member] if task != t]
+                    partner_tasks = [task for task in self._tasks_of[partner] if task != u]
                     away = self._count_away(t, member, partner) + self._count_away(u, partner, member)
-                    yield away, {member: [*rest, u], partner: [*partner_rest, t]}
+                    yield away, {member: [*remaining_tasks, u], partner: [*partner_tasks, t]}
 
     def _count_away(self, task: int, giver: int, taker: int) -> int:
         """Return 1 if the move takes the task off its present owner, -1 if it brings the task back to it, else 0."""
@@ -202,9 +205,9 @@ class Goals:
         board = self._board
         misses = [sum(by_member) for by_member in self._misses]
         for t, aim in enumerate(board.last_target):
-            fixed = board.pins[t] if board.pins[t] != NOBODY else board.incumbents[t]
+            fixed_owner = board.pins[t] if board.pins[t] != NOBODY else board.incumbents[t]
             is_free = board.pins[t] == NOBODY and board.incumbents[t] == board.owners[t]
-            if aim == NOBODY or not (self._may_move(t, aim) if is_free else aim == fixed):
+            if aim == NOBODY or not (self._may_move(t, aim) if is_free else aim == fixed_owner):
                 return
         self._set_target(board.last_target)
         if [sum(by_member) for by_member in self._misses] > misses:
@@ -214,17 +217,17 @@ class Goals:
         """Add warnings for the goals that the final target misses and for a stopped search. Set ``missed``."""
         missed = {name: sum(self._misses[n]) for n, (name, _) in enumerate(self._goals[: self._named_count])}
         self.missed = tuple(name for name in self._hard if missed.get(name))
-        for name, by in missed.items():
-            if by and name in self._hard:
+        for name, miss in missed.items():
+            if miss and name in self._hard:
                 # Cause: The members, the filters or goals with precedence leave no placement that meets the goal.
                 self.warnings.append(
-                    f"[RIFFLE-0782] The hard goal {name} is missed by {by}, so no owner moves. "
+                    f"[RIFFLE-0782] The hard goal {name} is missed by {miss}, so no owner moves. "
                     f"What to do: Add members, or remove the goal from hard_goals."
                 )
-            elif by and name not in ("rack", "user"):
+            elif miss and name not in ("rack", "user"):
                 # Cause: The members, the filters or goals with precedence leave no placement that meets the goal.
                 self.warnings.append(
-                    f"[RIFFLE-0783] The goal {name} is missed by {by} in the best target found. "
+                    f"[RIFFLE-0783] The goal {name} is missed by {miss} in the best target found. "
                     f"What to do: Add members, or give the goal precedence in goals."
                 )
         if self._tries <= 0:

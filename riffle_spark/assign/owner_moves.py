@@ -52,9 +52,7 @@ class OwnerMove(NamedTuple):
 
 
 def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
-    """Plan the moves from the present owners to ``target``: who owns each task from now on, and whose target member
-    warms up.
-    """
+    """Plan the moves from the present owners to ``target``: the next owner of each task, and the tasks that warm up."""
     owners, ready, pending = _sort_moves(board, target)
     forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
     reachable = [goal if board.live[goal] else owner for goal, owner in zip(target, owners, strict=True)]
@@ -63,8 +61,8 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     made_moves += _make_smooth_moves(loads, [move for move in ready if move not in made_moves], settings)
     for move in made_moves:
         owners[move.task] = move.taker
-    done = set(made_moves)
-    ready = [move for move in ready if move not in done]
+    applied_moves = set(made_moves)
+    ready = [move for move in ready if move not in applied_moves]
     kept_copies = 0 if settings.copies_may_stay else sum(board.rank_without_copy[move.task] > 0 for move in ready)
     warm, stuck = _choose_tasks_to_warm(loads, ready, pending, settings, kept_copies)
     reached = list(target)
@@ -115,8 +113,8 @@ def _sort_moves(board: Board, target: Sequence[int]) -> tuple[list[int], list[Ow
 
 
 def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) -> int:
-    """Return who owns the task from now on: the present owner if its copy is among the most caught up, else ``member``
-    (the target) if its copy is, else ``NOBODY``. ``lowest`` has the best rank of each task.
+    """Return the member that owns the task from now on: the present owner if its copy is among the most caught up, else
+    ``member`` (the target) if its copy is, else ``NOBODY``. ``lowest`` has the best rank of each task.
     """
     owner = board.owners[task]
     if owner != NOBODY and board.rank(task, owner) <= lowest[task]:
@@ -137,10 +135,10 @@ def _add_substitutes(board: Board, owners: list[int], lowest: Sequence[int]) -> 
     for t, owner in enumerate(owners):
         if owner == NOBODY:
             may = [m for m in range(len(board.members)) if board.live[m] and board.rank(t, m) <= lowest[t]]
-            able = [m for m in may if board.placeable[m]] or may
-            chosen = min(able, key=lambda m: (m not in board.standbys[t], load[m] / slots[m], m))
-            owners[t] = chosen
-            load[chosen] += 1
+            candidates = [m for m in may if board.placeable[m]] or may
+            substitute = min(candidates, key=lambda m: (m not in board.standbys[t], load[m] / slots[m], m))
+            owners[t] = substitute
+            load[substitute] += 1
 
 
 def _lowest_rank(board: Board, task: int) -> int:
@@ -149,9 +147,13 @@ def _lowest_rank(board: Board, task: int) -> int:
     ranks = board.copy_ranks[task]
     if ranks.get(owner, 1) == 0:
         return 0
-    ranks_of_able = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
-    able = board.may_own_count + (owner != NOBODY and not board.placeable[owner])
-    return min([*ranks_of_able, board.rank_without_copy[task]]) if len(ranks_of_able) < able else min(ranks_of_able)
+    eligible_ranks = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
+    eligible_count = board.may_own_count + (owner != NOBODY and not board.placeable[owner])
+    return (
+        min([*eligible_ranks, board.rank_without_copy[task]])
+        if len(eligible_ranks) < eligible_count
+        else min(eligible_ranks)
+    )
 
 
 def _make_requested_moves(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
@@ -168,15 +170,15 @@ def _make_smooth_moves(loads: "Loads", ready: Sequence[OwnerMove], settings: Ass
     if (limit is None or len(ready) <= limit) and loads.are_smooth(ready):
         loads.apply_moves(ready)
         return list(ready)
-    waiting = WaitingMoves(ready)
+    waiting_moves = WaitingMoves(ready)
     made_moves: list[OwnerMove] = []
-    while waiting.remaining_moves() and (limit is None or len(made_moves) < limit):
-        move = waiting.best_smooth_move(loads)
-        moves = [move] if move is not None else find_shortest_cycle(waiting.remaining_moves(), [])
+    while waiting_moves.remaining_moves() and (limit is None or len(made_moves) < limit):
+        move = waiting_moves.best_smooth_move(loads)
+        moves = [move] if move is not None else find_shortest_cycle(waiting_moves.remaining_moves(), [])
         if not moves or (limit is not None and made_moves and len(made_moves) + len(moves) > limit):
             break
         loads.apply_moves(moves)
-        waiting.drop(moves)
+        waiting_moves.drop(moves)
         made_moves += moves
     return made_moves
 
@@ -191,16 +193,16 @@ def _choose_tasks_to_warm(
     """
     running = [move for move in pending if loads.warms_up(move)]
     budget = settings.max_warmup_replicas - kept_copies
-    chosen, ready = _choose_warmups(loads, ready, running, budget) if running else ([], list(ready))
-    rest = [move for move in pending if move.task not in chosen]
-    added, ready = _choose_warmups(loads, ready, rest, budget - len(chosen))
-    chosen += added
-    remaining = [move for move in rest if move.task not in added]
-    if chosen or not (remaining or ready) or settings.max_warmup_replicas == 0:
-        return chosen, False
+    chosen_tasks, ready = _choose_warmups(loads, ready, running, budget) if running else ([], list(ready))
+    other_moves = [move for move in pending if move.task not in chosen_tasks]
+    added_tasks, ready = _choose_warmups(loads, ready, other_moves, budget - len(chosen_tasks))
+    chosen_tasks += added_tasks
+    remaining = [move for move in other_moves if move.task not in added_tasks]
+    if chosen_tasks or not (remaining or ready) or settings.max_warmup_replicas == 0:
+        return chosen_tasks, False
     cycle = find_shortest_cycle(ready, remaining) if settings.copies_may_stay else []
-    started = [move.task for move in cycle if move not in ready]
-    return started[: settings.max_warmup_replicas], not started
+    started_tasks = [move.task for move in cycle if move not in ready]
+    return started_tasks[: settings.max_warmup_replicas], not started_tasks
 
 
 def _choose_warmups(
@@ -210,20 +212,20 @@ def _choose_warmups(
 
     Return their tasks, and the ready moves that remain.
     """
-    waiting = WaitingMoves(pending)
-    chosen: list[int] = []
+    waiting_moves = WaitingMoves(pending)
+    chosen_tasks: list[int] = []
     ready = list(ready)
-    while len(chosen) < budget:
-        move = waiting.best_smooth_move(loads)
-        moves = [move] if move is not None else find_shortest_cycle(ready, waiting.remaining_moves())
-        fresh = [move.task for move in moves if move not in ready]
-        if not moves or len(chosen) + len(fresh) > budget:
+    while len(chosen_tasks) < budget:
+        move = waiting_moves.best_smooth_move(loads)
+        moves = [move] if move is not None else find_shortest_cycle(ready, waiting_moves.remaining_moves())
+        new_tasks = [move.task for move in moves if move not in ready]
+        if not moves or len(chosen_tasks) + len(new_tasks) > budget:
             break
         loads.apply_moves(moves)
-        waiting.drop(moves)
-        chosen += fresh
+        waiting_moves.drop(moves)
+        chosen_tasks += new_tasks
         ready = [move for move in ready if move not in moves]
-    return chosen, ready
+    return chosen_tasks, ready
 
 
 class Loads:
@@ -300,15 +302,15 @@ class WaitingMoves:
 
     def drop(self, moves: Sequence[OwnerMove]) -> None:
         """Remove these moves. Unknown moves are ignored."""
-        dropped = set(moves)
+        dropped_moves = set(moves)
         for number in np.flatnonzero(self._open):
-            if self._moves[number] in dropped:
+            if self._moves[number] in dropped_moves:
                 self._open[number] = False
 
     def best_smooth_move(self, loads: Loads) -> OwnerMove | None:
         """Return the smooth move that levels most, or ``None``.
 
-        Of equal moves it is the one closest to caught up, then the first by task.
+        If several moves level equally, it is the move closest to caught up, then the first by task.
         """
         may_give, may_take, ratio = loads.givers_and_takers()
         smooth = np.flatnonzero(self._open & may_give[self._giver] & may_take[self._taker])

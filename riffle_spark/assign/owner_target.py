@@ -110,14 +110,14 @@ def _level_by_work(
     board: Board, rows: AlikeTasks, target: Sequence[int], cost: PlaceCost, settings: AssignSettings
 ) -> list[int]:
     """Return ``target`` levelled by measured work, or the last assignment's target if that is as level and as cheap."""
-    levelled = level_by_weight(board, rows, [(m,) for m in target], settings, cost)
+    levelled_target = level_by_weight(board, rows, [(m,) for m in target], settings, cost)
     if not _obeys_rules(board, rows, board.last_target):
-        return levelled
+        return levelled_target
 
     def worth(owners: Sequence[int]) -> tuple[float, int]:
         return band_excess(board, rows, owners, settings), sum(map(cost, range(len(owners)), owners))
 
-    return list(board.last_target) if worth(board.last_target) <= worth(levelled) else levelled
+    return list(board.last_target) if worth(board.last_target) <= worth(levelled_target) else levelled_target
 
 
 def _subtract_other_tasks(demand: Demand) -> Bounds:
@@ -129,13 +129,13 @@ def _subtract_other_tasks(demand: Demand) -> Bounds:
 
 def _widen_bounds(demand: Demand) -> Bounds:
     """Return the bounds widened so that the balanced counts of the demand are within them."""
-    own = _subtract_other_tasks(demand)
+    own_bounds = _subtract_other_tasks(demand)
     counts = balance_counts(demand)
     total = counts.sum(axis=0)
-    low = np.minimum(own.low, counts)
-    high = np.maximum(own.high, counts)
-    member_low = np.minimum(own.member_low, total)
-    member_high = np.maximum(own.member_high, total)
+    low = np.minimum(own_bounds.low, counts)
+    high = np.maximum(own_bounds.high, counts)
+    member_low = np.minimum(own_bounds.member_low, total)
+    member_high = np.maximum(own_bounds.member_high, total)
     if len(set(demand.slots[demand.slots > 0].tolist())) > 1:
         low = np.zeros_like(low)
         high = high + int(demand.stateless)
@@ -169,15 +169,15 @@ def _solve_by_flow(
     classes = _group_by_cost(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
     flow = solve(Network([task_class for task_class, _ in classes], zones.zone_of, bounds))
     target = [NOBODY] * len(board.tasks)
-    waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
+    tasks_by_zone: dict[tuple[int, int], list[int]] = defaultdict(list)
     for c, (task_class, tasks) in enumerate(classes):
-        rest = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in task_class.direct})
+        unplaced_tasks = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in task_class.direct})
         for zone, _, _ in task_class.edges:
             count = flow.to_zone.get((c, zone), 0)
-            waiting[task_class.row, zone] += rest[:count]
-            rest = rest[count:]
-        assert not rest, "the flow places every task"
-    for (row, zone), tasks in sorted(waiting.items()):
+            tasks_by_zone[task_class.row, zone] += unplaced_tasks[:count]
+            unplaced_tasks = unplaced_tasks[count:]
+        assert not unplaced_tasks, "the flow places every task"
+    for (row, zone), tasks in sorted(tasks_by_zone.items()):
         room = {m: flow.from_zone.get((row, m), 0) for m in zones.members[zone]}
         _spread_in_zone(board, target, sorted(tasks), room)
     return target
@@ -216,11 +216,11 @@ class _ZoneCosts:
         if not self._rows.costs and not self._board.quarantined:
             return by_zone
         users = self._rows.costs[task] if self._rows.costs else (0,) * len(self.zones.zone_of)
-        own: list[int | None] = [None] * len(by_zone)
+        owner_costs: list[int | None] = [None] * len(by_zone)
         for m, zone in enumerate(self.zones.zone_of):
             if zone >= 0 and self._rows.allowed[self._rows.row_of[task], m]:
-                own[zone] = by_zone[zone] + (users[m] or 0)
-        return own
+                owner_costs[zone] = by_zone[zone] + (users[m] or 0)
+        return owner_costs
 
     def _standby_parts(self, task: int) -> tuple[int, ...]:
         """Return, for each zone that the owner may be in, the fewest parts that the task's standbys read across
@@ -259,13 +259,13 @@ def _group_by_cost(
         stays = costs.costs_by_zone(t)
         # Tasks that were just taken over cost slightly more, so that they do not move twice.
         extra = 2 if free is None else costs.stay + 2 + (board.incumbents[t] == NOBODY)
-        moved = tuple(None if cost is None else cost + extra for cost in stays)
+        costs_of_move = tuple(None if cost is None else cost + extra for cost in stays)
         direct = {m: stays[zone_of[m]] or 0 for m in free or () if zone_of[m] >= 0}
         for m in _caught_up_members(board, t):
-            cost = moved[zone_of[m]] if m not in direct and zone_of[m] >= 0 else None
+            cost = costs_of_move[zone_of[m]] if m not in direct and zone_of[m] >= 0 else None
             if cost is not None:
                 direct[m] = cost - 1
-        edges = tuple((zone, cost, 1) for zone, cost in enumerate(moved) if cost is not None)
+        edges = tuple((zone, cost, 1) for zone, cost in enumerate(costs_of_move) if cost is not None)
         if board.pins[t] != NOBODY and direct:
             edges = ()
         row = rows.row_of[t] if bounds.by_row else 0
@@ -287,12 +287,12 @@ def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -
 
     Return the other tasks.
     """
-    rest = sorted(tasks)
+    unplaced_tasks = sorted(tasks)
     for m, count in sorted(room.items()):
-        for t in rest[:count]:
+        for t in unplaced_tasks[:count]:
             target[t] = m
-        rest = rest[count:]
-    return rest
+        unplaced_tasks = unplaced_tasks[count:]
+    return unplaced_tasks
 
 
 def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
@@ -345,16 +345,16 @@ def _move_to_members_with_room(board: Board, target: list[int], tasks: list[int]
     """Move tasks in ``target`` from members with too many (negative ``room``) to members with too few, first to members
     with a usable copy.
     """
-    unplaced = set(tasks)
+    tasks_to_move = set(tasks)
     for t, m in _list_usable_copies(board, tasks, room):
-        if t in unplaced and room[target[t]] < 0 < room[m]:
+        if t in tasks_to_move and room[target[t]] < 0 < room[m]:
             room[target[t]] += 1
             room[m] -= 1
             target[t] = m
-            unplaced.remove(t)
+            tasks_to_move.remove(t)
     places = iter([m for m in sorted(room) for _ in range(room[m])])
     for t in tasks:
-        if t in unplaced and room[target[t]] < 0:
+        if t in tasks_to_move and room[target[t]] < 0:
             room[target[t]] += 1
             target[t] = next(places)
             room[target[t]] -= 1

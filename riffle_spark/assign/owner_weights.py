@@ -44,7 +44,7 @@ def level_by_weight(
     """
     work = _Work(board, rows)
     for t in sorted(range(len(free_sets)), key=lambda t: (len(free_sets[t] or board.members), -work.weights[t], t)):
-        work.place(t, work.lightest(t, free_sets[t] or work.able))
+        work.place(t, work.lightest(t, free_sets[t] or work.eligible_members))
     for _ in range(4 * len(board.tasks)):
         if work.is_within(settings) or not work.level_once(settings, cost):
             break
@@ -58,7 +58,7 @@ def band_excess(board: Board, rows: AlikeTasks, target: Sequence[int], settings:
     work = _Work(board, rows)
     for t, m in enumerate(target):
         work.place(t, m)
-    highest = max(work.work_per_slot(m) for m in work.able)
+    highest = max(work.work_per_slot(m) for m in work.eligible_members)
     return max(0.0, round(highest / work.mean - 1 - settings.balance_band, 6)) if work.mean else 0.0
 
 
@@ -71,17 +71,17 @@ class _Work:
         self._rows = rows
         self.weights = task_weights(board)
         self._slots = [max(slots, 1) for slots in board.slots]
-        self.able = tuple(m for m, may in enumerate(board.placeable) if may)
+        self.eligible_members = tuple(m for m, may in enumerate(board.placeable) if may)
         self.target = [NOBODY] * len(board.tasks)
         self._load = [0.0] * len(self._slots)
-        self._held: list[set[int]] = [set() for _ in self._slots]
+        self._tasks_of: list[set[int]] = [set() for _ in self._slots]
 
     def work_per_slot(self, member: int, weight: float = 0.0) -> float:
         """Return the member's work per slot, as if it had ``weight`` more."""
         return (self._load[member] + weight) / self._slots[member]
 
     def lightest(self, task: int, members: Sequence[int]) -> int:
-        """Return the one of ``members`` that may own the task and has the least work per slot."""
+        """Return the member of ``members`` with the least work per slot that may own the task."""
         allowed = [m for m in members if self._rows.allowed[self._rows.row_of[task], m]] or members
         return min(allowed, key=lambda m: (self.work_per_slot(m, self.weights[task]), m))
 
@@ -90,21 +90,21 @@ class _Work:
         previous = self.target[task]
         if previous != NOBODY:
             self._load[previous] -= self.weights[task]
-            self._held[previous].remove(task)
+            self._tasks_of[previous].remove(task)
         self.target[task] = member
         self._load[member] += self.weights[task]
-        self._held[member].add(task)
+        self._tasks_of[member].add(task)
 
     @property
     def mean(self) -> float:
         """Return the mean work per slot of the members that should own tasks."""
-        return sum(self._load) / sum(self._slots[m] for m in self.able)
+        return sum(self._load) / sum(self._slots[m] for m in self.eligible_members)
 
     def is_within(self, settings: AssignSettings) -> bool:
         """Return whether every member's work is within the configured band around the mean."""
         band = settings.balance_band
         mean = self.mean
-        return all((1 - band) * mean <= self.work_per_slot(m) <= (1 + band) * mean for m in self.able)
+        return all((1 - band) * mean <= self.work_per_slot(m) <= (1 + band) * mean for m in self.eligible_members)
 
     def level_once(self, settings: AssignSettings, cost: PlaceCost) -> bool:
         """Make the one move or exchange of tasks that levels the heaviest and lightest member most. Return whether
@@ -113,11 +113,11 @@ class _Work:
         A member with a single task that is too heavy is skipped.
         """
         limit = (1 + settings.balance_band) * self.mean
-        light = min(self.able, key=lambda m: (self.work_per_slot(m), m))
-        for heavy in sorted(self.able, key=lambda m: (-self.work_per_slot(m), m)):
+        light = min(self.eligible_members, key=lambda m: (self.work_per_slot(m), m))
+        for heavy in sorted(self.eligible_members, key=lambda m: (-self.work_per_slot(m), m)):
             if self._level_pair(heavy, light, limit, cost):
                 return True
-            if len(self._held[heavy]) > 1 or self.work_per_slot(heavy) <= limit:
+            if len(self._tasks_of[heavy]) > 1 or self.work_per_slot(heavy) <= limit:
                 break
         return False
 
@@ -127,8 +127,8 @@ class _Work:
         Return whether there was one.
         """
         best: tuple[float, int, float, int, int, int] | None = None
-        for t in sorted(self._held[heavy]):
-            for u in (NOBODY, *sorted(self._held[light])):
+        for t in sorted(self._tasks_of[heavy]):
+            for u in (NOBODY, *sorted(self._tasks_of[light])):
                 if self._may_have(t, light) and (u == NOBODY or self._may_have(u, heavy)):
                     moved = self.weights[t] - (self.weights[u] if u != NOBODY else 0.0)
                     after = max(self.work_per_slot(heavy, -moved), self.work_per_slot(light, moved))

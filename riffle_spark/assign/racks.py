@@ -1,4 +1,4 @@
-"""Compute the cost of reading across racks, and move standbys to where it is lower (KIP-925).
+"""Compute the cost of reading across racks, and move standbys to members with a lower cost (KIP-925).
 
 KIP-925 swaps pairs of standbys while that helps. Without tags the choice is a flow from tasks to racks, and the result
 is exact. With tags, equal values must stay apart, so pairs are swapped.
@@ -156,7 +156,7 @@ class _StandbyCosts:
         self._stay = settings.rack_aware_assignment_non_overlap_cost * TIE * TIE + 1
         self._weight = settings.rack_aware_assignment_traffic_cost * TIE * TIE
         self._apart = TIE * (self._weight + self._stay)
-        self._known: dict[object, tuple[tuple[int, int, int], ...]] = {}
+        self._edges_by_key: dict[object, tuple[tuple[int, int, int], ...]] = {}
 
     def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
         """Return the flow's edges of a task as (zone, cost, units): one edge per zone and standby that it may get.
@@ -171,7 +171,7 @@ class _StandbyCosts:
         reusable = self._count_reusable_copies(task)
         quarantined = board.quarantined[task] if board.quarantined else None
         key = (parts, traffic.unit, traffic.later, owner_zone, units, reusable, quarantined)
-        if key not in self._known:
+        if key not in self._edges_by_key:
             edges = []
             for zone, parts_read in enumerate(parts):
                 holds_owner = zone == owner_zone
@@ -179,8 +179,8 @@ class _StandbyCosts:
                     stay = self._stay if unit >= reusable[zone] else 0
                     crowd = (unit + holds_owner) * (self._apart if traffic.later else TIE)
                     edges.append((zone, parts_read * self._weight // traffic.unit + crowd + stay, 1))
-            self._known[key] = tuple(edges)
-        return self._known[key]
+            self._edges_by_key[key] = tuple(edges)
+        return self._edges_by_key[key]
 
     def _count_places(self, task: int, zone: int) -> int:
         """Return how many standbys of a task a zone may have. The owner takes a place, too."""
@@ -268,9 +268,9 @@ def _swap_standby(copies: Copies, task: int, member: int, settings: AssignSettin
     cost = _read_cost(copies, task, member, settings)
     for u in copies.stateful:
         for partner in sorted(copies.standbys[u]):
-            saved = cost + _read_cost(copies, u, partner, settings)
-            saved -= _read_cost(copies, task, partner, settings) + _read_cost(copies, u, member, settings)
-            if saved > 0 and may_move(copies, task, member, partner) and may_move(copies, u, partner, member):
+            saved_cost = cost + _read_cost(copies, u, partner, settings)
+            saved_cost -= _read_cost(copies, task, partner, settings) + _read_cost(copies, u, member, settings)
+            if saved_cost > 0 and may_move(copies, task, member, partner) and may_move(copies, u, partner, member):
                 copies.remove(task, member)
                 copies.remove(u, partner)
                 copies.add(task, partner)

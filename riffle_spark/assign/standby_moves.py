@@ -3,8 +3,8 @@
 Standbys are the next most caught-up members after the owner. If the target is not among them, it warms up, unless
 owners need all warm-ups. A running warm-up of a standby has precedence over a new warm-up of an owner.
 
-A standby that is a pointer needs no copy. It is at its target at once and never warms up. Its member keeps no copy, so
-a target that warms up to become the owner is not a standby meanwhile.
+A standby that is a pointer needs no copy. It is at its target at once and never warms up. Its member keeps no copy. So
+a member that warms up to become the owner is not a standby until then.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,20 +34,22 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
     """
     tasks = range(len(board.tasks))
     standbys = [_choose_standbys(board, t, plan, copies, settings) for t in tasks]
-    missing = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
-    to_warm_up = [] if settings.points else [(t, m) for t in tasks for rank, m in missing[t] if rank > 0]
-    running = [(t, m) for t, m in to_warm_up if m in board.warmups[t]]
-    warmups = _start_owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running))
+    missing_standbys = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
+    to_warm_up = [] if settings.points else [(t, m) for t in tasks for rank, m in missing_standbys[t] if rank > 0]
+    running_warmups = [(t, m) for t, m in to_warm_up if m in board.warmups[t]]
+    warmups = _start_owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running_warmups))
     budget = settings.max_warmup_replicas - sum(map(len, warmups))
-    fresh = [
-        (t, m) for t, m in (*running, *(copy for copy in to_warm_up if copy not in running)) if m not in warmups[t]
+    new_warmups = [
+        (t, m)
+        for t, m in (*running_warmups, *(copy for copy in to_warm_up if copy not in running_warmups))
+        if m not in warmups[t]
     ]
-    for t, m in fresh[: max(budget, 0)]:
+    for t, m in new_warmups[: max(budget, 0)]:
         warmups[t].append(m)
     unsettled = [
         t
         for t, (owner, goal) in enumerate(zip(plan.owners, plan.target, strict=True))
-        if missing[t] or (owner != goal and board.live[goal])
+        if missing_standbys[t] or (owner != goal and board.live[goal])
     ]
     return StandbyPlan(standbys, warmups, unsettled)
 
@@ -72,13 +74,13 @@ def _start_owner_warmups(
     owners do not take.
     """
     warmups: list[list[int]] = [[] for _ in board.tasks]
-    needed = [t for t in plan.warm if plan.target[t] not in standbys[t]]
-    running = [t for t in needed if plan.target[t] in board.warmups[t]]
-    fresh = [t for t in needed if t not in running]
-    started = [*running, *fresh[: max(limit - reserved - len(running), 0)]]
-    for t in started:
+    missing_tasks = [t for t in plan.warm if plan.target[t] not in standbys[t]]
+    running_tasks = [t for t in missing_tasks if plan.target[t] in board.warmups[t]]
+    new_tasks = [t for t in missing_tasks if t not in running_tasks]
+    started_tasks = [*running_tasks, *new_tasks[: max(limit - reserved - len(running_tasks), 0)]]
+    for t in started_tasks:
         warmups[t].append(plan.target[t])
-    budget = limit - len(started)
+    budget = limit - len(started_tasks)
     for t in sorted(plan.waiting):
         if budget > 0 and plan.target[t] not in standbys[t] and board.rank_without_copy[t] > 0:
             warmups[t].append(plan.target[t])
@@ -87,8 +89,8 @@ def _start_owner_warmups(
 
 
 def _choose_standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> list[int]:
-    """Return the standbys of a task from now on: the most caught-up members besides the owner. Of equals, members of
-    the target are first, then present standbys.
+    """Return the standbys of a task from now on: the most caught-up members besides the owner. Among members with equal
+    lags, those of the target are first, then present standbys.
 
     Pointers are placed at the target at once. A member that warms up to become owner is not a standby then.
     """
@@ -121,8 +123,8 @@ def _least_loaded(task: int, plan: OwnerPlan, copies: Copies, members: Collectio
     able = sum(1 for m in members if m != plan.owners[task] and may_own[m])
     if able >= count:
         return []
-    rest = [m for m, may in enumerate(may_own) if may and m not in members]
-    return sorted(rest, key=lambda m: (copies.load[m], m))[:count]
+    other_members = [m for m, may in enumerate(may_own) if may and m not in members]
+    return sorted(other_members, key=lambda m: (copies.load[m], m))[:count]
 
 
 def _take_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:
@@ -130,8 +132,10 @@ def _take_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[
 
     Members that forced awareness excludes are skipped.
     """
-    chosen: list[int] = []
+    chosen_members: list[int] = []
     for m in members:
-        if len(chosen) < len(copies.standbys[task]) and copies.spread.may_join(m, [plan.owners[task], *chosen]):
-            chosen.append(m)
-    return chosen
+        if len(chosen_members) < len(copies.standbys[task]) and copies.spread.may_join(
+            m, [plan.owners[task], *chosen_members]
+        ):
+            chosen_members.append(m)
+    return chosen_members

@@ -36,10 +36,10 @@ class Copies:
         self.owners = target
         self.spread: Spread = spread_of(board, settings)
         self.stateful = [t for t, task in enumerate(board.tasks) if task.kind == "stateful"]
-        self.wanted = min(settings.num_standbys, max(0, board.may_own_count - 1))
+        self.standby_count = min(settings.num_standbys, max(0, board.may_own_count - 1))
         self.slots = [member.slots if may else 0 for member, may in zip(board.members, board.may_own, strict=True)]
         self.standbys: list[list[int]] = [[] for _ in board.tasks]
-        self.held: list[dict[int, None]] = [{} for _ in board.members]
+        self.standby_tasks: list[dict[int, None]] = [{} for _ in board.members]
         self.load = [0] * len(board.members)
         for owner in target:
             self.load[owner] += 1
@@ -53,9 +53,9 @@ class Copies:
 
         If ``racks`` count, the range is one copy per slot wide, so that copies can move to save reads.
         """
-        total = len(self.owners) + self.wanted * len(self.stateful)
+        total = len(self.owners) + self.standby_count * len(self.stateful)
         limits = [len(self.owners) if slots else 0 for slots in self.slots]
-        crowded = any(load > len(self.stateful) for load in self.load) or total > sum(limits) or self.wanted == 0
+        crowded = any(load > len(self.stateful) for load in self.load) or total > sum(limits) or self.standby_count == 0
         uneven = len({slots for slots in self.slots if slots}) > 1
         fits = count_copies_that_fit(self.board, total)
         low, high = fair_range(total, self.slots, fits or (limits if uneven and not crowded else None))
@@ -76,13 +76,13 @@ class Copies:
     def add(self, task: int, member: int) -> None:
         """Place a standby of the task on the member."""
         self.standbys[task].append(member)
-        self.held[member][task] = None
+        self.standby_tasks[member][task] = None
         self._change_load(member, 1)
 
     def remove(self, task: int, member: int) -> None:
         """Remove the standby of the task from the member."""
         self.standbys[task].remove(member)
-        del self.held[member][task]
+        del self.standby_tasks[member][task]
         self._change_load(member, -1)
 
     def _change_load(self, member: int, units: int) -> None:
@@ -127,7 +127,7 @@ def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, r
     """
     owners = [goal if board.live[goal] else owner for goal, owner in zip(plan.target, plan.owners, strict=True)]
     copies = Copies(board, owners, settings, racks=racks)
-    if copies.wanted == 0:
+    if copies.standby_count == 0:
         return copies
     for t in copies.stateful:
         _keep_standbys(copies, t)
@@ -150,7 +150,7 @@ def _keep_standbys(copies: Copies, task: int) -> None:
     board = copies.board
     present = sorted(board.standbys[task], key=lambda m: (board.rank(task, m), m))
     for member in present:
-        if len(copies.standbys[task]) < copies.wanted and _may_be_added(copies, task, member):
+        if len(copies.standbys[task]) < copies.standby_count and _may_be_added(copies, task, member):
             copies.add(task, member if board.rank(task, member) == 0 else _prefer_caught_up(copies, task, member))
 
 
@@ -176,7 +176,7 @@ def _prefer_caught_up(copies: Copies, task: int, lagging: int) -> int:
 def _add_missing_standbys(copies: Copies, task: int) -> None:
     """Add standbys of a task until it has ``num_standbys``, or until no member may take another one."""
     board = copies.board
-    while len(copies.standbys[task]) < copies.wanted:
+    while len(copies.standbys[task]) < copies.standby_count:
         holders = copies.holders(task)
         near = [m for m, rank in board.copy_ranks[task].items() if rank < board.rank_without_copy[task]]
         near = [m for m in near if board.may_own[m] and not board.is_quarantined(task, m)]
@@ -248,7 +248,7 @@ def _level_once(copies: Copies, members: Sequence[int]) -> bool:
     takers = sorted(
         (m for m in members if load[m] < high[m]), key=lambda m: (load[m] >= low[m], copies.copies_per_slot(m), m)
     )
-    givers = [m for m in members if load[m] > low[m] and copies.held[m]]
+    givers = [m for m in members if load[m] > low[m] and copies.standby_tasks[m]]
     givers.sort(key=lambda m: (load[m] <= high[m], -copies.copies_per_slot(m), m))
     for giver in givers:
         over = load[giver] > high[giver]
@@ -268,7 +268,7 @@ def _choose_standby_to_move(copies: Copies, giver: int, taker: int) -> int | Non
     may move.
     """
     best: tuple[int, int, bool, int] | None = None
-    for t in copies.held[giver]:
+    for t in copies.standby_tasks[giver]:
         if not may_move(copies, t, giver, taker):
             continue
         other_holders = [m for m in copies.holders(t) if m != giver]
@@ -295,7 +295,7 @@ def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Per member: the values of the configured tags, the rack if no tag counts, and the zone (equal in these)."""
+    """The tag values, rack and zone of each member. The rack counts only if no tag does. A zone has equal values."""
 
     tags: tuple[tuple[str | None, ...], ...]
     racks: tuple[str | None, ...]

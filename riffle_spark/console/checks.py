@@ -51,9 +51,11 @@ def verify_command(
     else:
         for finding in result.findings:
             echo(str(finding))
-        checked = f"{result.records} records, {result.objects} objects, {result.checked_bytes} bytes of parts checked"
+        checked_amounts = (
+            f"{result.records} records, {result.objects} objects, {result.checked_bytes} bytes of parts checked"
+        )
         newest = "none" if result.version is None else result.version
-        echo(f"{checked}; newest batch: {newest}; {'whole' if result.is_whole else 'NOT whole'}")
+        echo(f"{checked_amounts}; newest batch: {newest}; {'whole' if result.is_whole else 'NOT whole'}")
         if result.way_back:
             echo(f"newest undamaged batch: {result.way_back}")
     click.get_current_context().exit(0 if result.is_whole else 1 if result.is_damaged else UNREACHABLE)

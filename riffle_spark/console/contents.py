@@ -62,12 +62,12 @@ def log_command(root: str, limit: int | None, period: "Period", settings: Settin
     warnings = read_warnings(root, options, period)
     savepoints = read_savepoints(root, options)
     if as_json:
-        shown = {
+        result = {
             "records": [record.to_json() for record in records],
             "savepoints": to_plain(savepoints),
             "warnings": to_plain(tuple(warnings)),
         }
-        echo(json.dumps({"root": root, **shown}))
+        echo(json.dumps({"root": root, **result}))
         return
     if has_period and not records:
         echo("No retained record was written in this period.")
@@ -116,8 +116,10 @@ def _edits_table(records: "Sequence[LoggedRecord]") -> Table:
     for record in records:
         edit = record.edit
         if edit:
-            by = f"{edit.get('user')}@{edit.get('host')}"
-            table.add(record.sequence, edit.get("action"), edit.get("store"), edit.get("keys"), by, edit.get("reason"))
+            editor = f"{edit.get('user')}@{edit.get('host')}"
+            table.add(
+                record.sequence, edit.get("action"), edit.get("store"), edit.get("keys"), editor, edit.get("reason")
+            )
     return table
 
 
@@ -239,6 +241,5 @@ def where_command(root: str, key: str, store: str | None, settings: Settings, as
 
 
 def _member_text(member: "RecordedMember") -> str:
-    """Return a member with its executor and host."""
     rack = f", rack {member.rack}" if member.rack else ""
     return f"{member.id} (executor {member.executor or 'unknown'} on {member.host or 'unknown'}{rack})"

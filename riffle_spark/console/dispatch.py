@@ -81,9 +81,8 @@ def keys_command(root: str, settings: Settings, execute: bool, as_json: bool, re
 
 
 def load_function(path: str, option: str) -> Callable[..., Any]:
-    """Return the function ``module:function``, also from the current folder. Raises ``ConfigError`` if it is none.
-
-    ``option`` is the option that names it.
+    """Return the function ``module:function``, also from the current folder. Raises ``ConfigError`` if there is no such
+    function. ``option`` is the option that names it.
     """
     module, _, name = path.partition(":")
     folder = str(Path.cwd())

@@ -32,7 +32,7 @@ def export_command(root: str, settings: Settings, as_json: bool, store: str, to:
     from riffle_spark.offline.export import export_state
     from riffle_spark.worker.member_folders import options_of
 
-    done = export_state(root, store, to, options=options_of(settings), encryption_keys=settings.encryption_keys)
+    exported = export_state(root, store, to, options=options_of(settings), encryption_keys=settings.encryption_keys)
     if as_json:
         echo(
             json.dumps(
@@ -40,16 +40,17 @@ def export_command(root: str, settings: Settings, as_json: bool, store: str, to:
                     "root": root,
                     "store": store,
                     "to": to,
-                    "version": done.version,
-                    "files": done.files,
-                    "rows": done.rows,
-                    "bytes": done.bytes,
+                    "version": exported.version,
+                    "files": exported.files,
+                    "rows": exported.rows,
+                    "bytes": exported.bytes,
                 }
             )
         )
         return
     echo(
-        f"Wrote {done.rows} rows of store {store!r} as of batch {done.version}: {done.files} files, {done.bytes} bytes."
+        f"Wrote {exported.rows} rows of store {store!r} as of batch {exported.version}: {exported.files} files, "
+        f"{exported.bytes} bytes."
     )
 
 

@@ -38,7 +38,7 @@ def ls_command(prefix: str, depth: int, settings: Settings, as_json: bool) -> No
     options = options_of(settings)
     table = Table("", ("ROOT", "QUERY", "HEALTH", "BATCH", "AGE", "LAG", "MEMBERS"))
     table.right = frozenset({"BATCH", "AGE", "LAG", "MEMBERS"})
-    shown: list[dict[str, object]] = []
+    rows_as_json: list[dict[str, object]] = []
     search = find_roots(prefix, options, depth)
     is_whole = search.is_complete
     for root in search.roots:
@@ -49,10 +49,10 @@ def ls_command(prefix: str, depth: int, settings: Settings, as_json: bool) -> No
         except (CorruptStateError, ConfigError) as error:
             is_whole = False
             health = "damaged" if isinstance(error, CorruptStateError) else "unreadable"
-            shown.append({"root": root, "health": health, "error": str(error)})
+            rows_as_json.append({"root": root, "health": health, "error": str(error)})
             table.add(root, None, health, None, None, None, None)
             continue
-        shown.append({**state.to_json(), "query_name": state.facts.query_name, "query_id": state.facts.query_id})
+        rows_as_json.append({**state.to_json(), "query_name": state.facts.query_name, "query_id": state.facts.query_id})
         lag = None if state.lag_records is None else f"{show_count(state.lag_records)} records"
         table.add(
             root,
@@ -64,12 +64,12 @@ def ls_command(prefix: str, depth: int, settings: Settings, as_json: bool) -> No
             len(state.facts.members),
         )
     if as_json:
-        echo(json.dumps({"prefix": prefix, "is_complete": search.is_complete, "queries": shown}))
-    elif shown:
+        echo(json.dumps({"prefix": prefix, "is_complete": search.is_complete, "queries": rows_as_json}))
+    elif rows_as_json:
         show_table(table)
     else:
         echo(f"No query has its root below {prefix}, down to {depth} folders.")
-    for query in () if as_json else filter(lambda query: "error" in query, shown):
+    for query in () if as_json else filter(lambda query: "error" in query, rows_as_json):
         echo(f"{query['root']}: {query['error']}", err=True)
     if not search.is_complete:
         # Cause: The prefix has many folders, for example those of a table with partitions.

@@ -64,7 +64,8 @@ def moves_command(
     group: str | None = None
     if key is not None:
         place = find_key(root, key, store, options)
-        key_group, group = place.key_group, place.group
+        key_group = place.key_group
+        group = place.group
 
     def is_wanted(task: "TaskId") -> bool:
         return (key_group is None or task.key_group == key_group) and (group is None or task.group == group)

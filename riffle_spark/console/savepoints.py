@@ -37,7 +37,6 @@ def savepoint_command() -> None:
 
 
 def _change_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a command that creates or deletes a savepoint."""
     stopped = click.option(
         "--stopped",
         is_flag=True,
@@ -56,7 +55,6 @@ def _change_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _open_savepoints(root: str, settings: Settings) -> "Savepoints":
-    """Open the savepoints of the query below a root."""
     from riffle_spark.offline.savepoints import Savepoints
     from riffle_spark.worker.member_folders import options_of
 
@@ -134,7 +132,6 @@ def _request(
 
 
 def _show_savepoint(savepoint: "RecordedSavepoint", verb: str, *, as_json: bool) -> None:
-    """Print a savepoint that was created or deleted."""
     from dataclasses import asdict
 
     if as_json:

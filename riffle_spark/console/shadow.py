@@ -114,7 +114,6 @@ def _check_is_local(master: str) -> None:
 
 
 def _show(report: "ShadowReport") -> None:
-    """Print a report as text."""
     close = f", {report.close_rows:,} of them equal within the tolerance" if report.close_rows else ""
     show_facts(
         [

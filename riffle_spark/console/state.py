@@ -97,13 +97,13 @@ def show_command(
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.read_state import read_table
 
-    opened = _open(root, settings)
+    state_root = _open(root, settings)
     moment = None if time is None else datetime.fromtimestamp(time / 1000, timezone.utc)
-    table = opened.view(_parse_version(version), moment).table(store, variable)
+    table = state_root.view(_parse_version(version), moment).table(store, variable)
     rows = to_json_rows(read_table(table, _parse_key(key, table)).read_all())
-    shown = {"root": root, "store": table.store, "variable": table.variable, "version": table.view.record.version}
+    result = {"root": root, "store": table.store, "variable": table.variable, "version": table.view.record.version}
     if as_json:
-        echo(json.dumps({**shown, "rows": rows}))
+        echo(json.dumps({**result, "rows": rows}))
         return
     if not rows:
         echo(f"No state of this key in batch {table.view.record.version}.")
@@ -155,19 +155,24 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.differences import iterate_differences
 
-    opened = _open(root, settings)
-    after = opened.view(_parse_version(to_version)).table(store, variable)
-    before = opened.view(_parse_version(from_version)).table(after.store, variable)
+    state_root = _open(root, settings)
+    after = state_root.view(_parse_version(to_version)).table(store, variable)
+    before = state_root.view(_parse_version(from_version)).table(after.store, variable)
     keys = None if key is None else _parse_key(key, after)
     changes: list[dict[str, object]] = []
     count = 0
     for difference in iterate_differences(before, after, keys):
         count += len(difference.changes)
-        shown = slice(0, max(0, limit - len(changes)))
-        old_rows = to_json_rows(difference.before[shown])
-        new_rows = to_json_rows(difference.after[shown])
-        for change, old, new in zip(difference.changes[shown].to_pylist(), old_rows, new_rows, strict=True):
-            sides = {"before": None if change == "insert" else old, "after": None if change == "delete" else new}
+        shown_rows = slice(0, max(0, limit - len(changes)))
+        old_rows = to_json_rows(difference.before[shown_rows])
+        new_rows = to_json_rows(difference.after[shown_rows])
+        for change, old_row, new_row in zip(
+            difference.changes[shown_rows].to_pylist(), old_rows, new_rows, strict=True
+        ):
+            sides = {
+                "before": None if change == "insert" else old_row,
+                "after": None if change == "delete" else new_row,
+            }
             changes.append({"change": change, **sides})
     versions = {"from": before.view.record.version, "to": after.view.record.version}
     if as_json:
@@ -209,11 +214,11 @@ def history_command(
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.key_history import iterate_key_states
 
-    opened = _open(root, settings)
-    table = opened.view().table(store, variable)
-    states = [*islice(iterate_key_states(opened, table, _parse_key(key, table)), limit)]
+    state_root = _open(root, settings)
+    table = state_root.view().table(store, variable)
+    states = [*islice(iterate_key_states(state_root, table, _parse_key(key, table)), limit)]
     if as_json:
-        shown = [
+        result = [
             {
                 "version": state.version,
                 "time_ms": state.time_ms,
@@ -222,7 +227,7 @@ def history_command(
             }
             for state in states
         ]
-        echo(json.dumps({"root": root, "store": table.store, "variable": table.variable, "states": shown}))
+        echo(json.dumps({"root": root, "store": table.store, "variable": table.variable, "states": result}))
         return
     for state in states:
         batch = "the first batch" if state.version < 0 else f"batch {state.version}"
@@ -279,5 +284,5 @@ def _as_table(rows: list[dict[str, object]]) -> Table:
 
 
 def _show(value: object) -> str:
-    """Return a value for people: texts as they are, everything else as JSON."""
+    """Return a value as text for a terminal: a text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -18,7 +18,6 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def _edit_options(command: _Command) -> _Command:
-    """Add ``--store``, ``--variable`` and ``--reason``."""
     command = click.option(
         "--reason",
         required=True,

@@ -114,15 +114,14 @@ def _write_page(state: "RootStatus", file: Path) -> None:
 def _to_json(state: "RootStatus", failure: str | None) -> dict[str, object]:
     from riffle_spark.observe.json_values import to_plain
 
-    shown = {**state.to_json(), "failure": failure, "facts": to_plain(state.facts), "status": None}
+    result = {**state.to_json(), "failure": failure, "facts": to_plain(state.facts), "status": None}
     if state.status is not None:
         names = [field.name for field in fields(state.status) if field.name != "facts"]
-        shown["status"] = {name: to_plain(getattr(state.status, name)) for name in names}
-    return shown
+        result["status"] = {name: to_plain(getattr(state.status, name)) for name in names}
+    return result
 
 
 def _show(state: "RootStatus") -> None:
-    """Print a status as text."""
     show_facts(_summary(state))
     show_table(_members(state))
     show_table(_partitions(state.facts))
@@ -133,7 +132,6 @@ def _show(state: "RootStatus") -> None:
 
 
 def _summary(state: "RootStatus") -> list[tuple[str, str]]:
-    """Return the facts about the whole query."""
     facts = state.facts
     status = state.status
     name = facts.query_name or facts.query_id or "unknown"
@@ -220,14 +218,14 @@ def _lag_text(state: "RootStatus") -> str:
 
 
 def _written_text(state: "RootStatus") -> str:
-    """Return when the driver wrote its status."""
+    """Return the time at which the driver wrote its status."""
     if state.status_age is None:
         return "none written: lag, moves and warnings are unknown"
     return f"written {show_duration(state.status_age)} ago, epoch {state.facts.epoch}"
 
 
 def _members(state: "RootStatus") -> Table:
-    """Return the members with what they own and warm up."""
+    """Return the members with the number of their copies, and their lags."""
     columns = (
         "MEMBER",
         "EXECUTOR",
@@ -278,10 +276,12 @@ def _disk_text(member: "MemberFacts", limit: float | None) -> str | None:
 def _partitions(facts: "DriverFacts") -> Table:
     """Return the partitions of the source, those with the largest lag first."""
     worst = sorted(facts.source, key=lambda lag: (-lag.records, -(lag.seconds or 0.0), lag.topic, lag.partition))
-    shown = worst[:_PARTITIONS_SHOWN]
+    shown_partitions = worst[:_PARTITIONS_SHOWN]
     columns = ("TOPIC", "PARTITION", "RECORDS BEHIND", "TIME BEHIND")
-    table = Table(f"LAG, WORST FIRST ({len(shown)} of {len(worst)} partitions)", columns, right=frozenset(columns[1:]))
-    for lag in shown:
+    table = Table(
+        f"LAG, WORST FIRST ({len(shown_partitions)} of {len(worst)} partitions)", columns, right=frozenset(columns[1:])
+    )
+    for lag in shown_partitions:
         seconds = None if lag.seconds is None else show_duration(lag.seconds)
         table.add(lag.topic, lag.partition, show_count(lag.records), seconds)
     return table
@@ -295,7 +295,7 @@ def _settings(status: "Status") -> Table:
 
 
 def _remaining(member: "MemberFacts") -> str | None:
-    """Return what a member's warm-ups still have to read, and for how long."""
+    """Return the bytes that a member's warm-ups still have to read, and the estimated time."""
     if not member.warmups:
         return None
     time = "" if member.warmup_seconds is None else f", {show_duration(member.warmup_seconds)}"
@@ -303,14 +303,14 @@ def _remaining(member: "MemberFacts") -> str | None:
 
 
 def _moves(status: "Status") -> Table:
-    shown = status.moves[-_MOVES_SHOWN:]
-    return moves_table(f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)", shown)
+    shown_moves = status.moves[-_MOVES_SHOWN:]
+    return moves_table(f"LAST MOVES ({len(shown_moves)} of {len(status.moves)} in the status)", shown_moves)
 
 
 def _warnings(status: "Status") -> Table:
-    shown = status.warnings[-_WARNINGS_SHOWN:]
-    title = f"LAST WARNINGS ({len(shown)} of {len(status.warnings)} in the status)"
+    shown_warnings = status.warnings[-_WARNINGS_SHOWN:]
+    title = f"LAST WARNINGS ({len(shown_warnings)} of {len(status.warnings)} in the status)"
     table = Table(title, ("TIME", "ID", "WARNING"))
-    for warning in shown:
+    for warning in shown_warnings:
         table.add(show_time(warning.time_ms), warning.id, warning.text.splitlines()[0] if warning.text else "")
     return table

@@ -62,7 +62,6 @@ def _steers(name: str) -> Callable[[Callable[..., dict[str, object]]], click.Com
 
 
 def _request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ROOT as the first argument, and the options of a request."""
     wait = click.option(
         "--wait",
         is_flag=False,
@@ -92,98 +91,114 @@ def open_mailroom(root: str, settings: Settings) -> "Mailroom":
 
 def show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | None, *, as_json: bool) -> None:
     """Print a request with its answer, for which the command waits up to ``wait`` seconds. Exit with its code."""
-    stop = _warn_of_stop(mailroom, request)
-    listed = mailroom.wait(request, 0.0 if stop else wait or 0.0)
-    _show(mailroom, listed, {"warning": stop}, as_json=as_json)
-    if listed.state == "pending" and stop:
+    stop_reason = _warn_of_stop(mailroom, request)
+    listed_request = mailroom.wait(request, 0.0 if stop_reason else wait or 0.0)
+    _show(mailroom, listed_request, {"warning": stop_reason}, as_json=as_json)
+    if listed_request.state == "pending" and stop_reason:
         click.get_current_context().exit(_NOT_RUNNING)
-    if wait is not None and listed.state != "applied":
-        click.get_current_context().exit(_NOT_IN_TIME if listed.state == "pending" else 1)
+    if wait is not None and listed_request.state != "applied":
+        click.get_current_context().exit(_NOT_IN_TIME if listed_request.state == "pending" else 1)
 
 
 def _warn_of_stop(mailroom: "Mailroom", request: "MailboxRequest") -> str:
     """Return why the query does not run, after a warning. Empty if it runs, or has no status."""
-    stop = mailroom.describe_stop()
-    if stop:
+    stop_reason = mailroom.describe_stop()
+    if stop_reason:
         # Cause: The query was stopped, has failed, or its driver does not reach the store. The request is stored.
         echo(
-            f"[RIFFLE-1490] No driver answers requests now. {stop} The request is applied if the query starts before "
-            f"{show_time(request.expires_ms)}.\n"
+            f"[RIFFLE-1490] No driver answers requests now. {stop_reason} The request is applied if the query starts "
+            f"before {show_time(request.expires_ms)}.\n"
             "  What to do: Start the query, or repeat the command once it runs.",
             err=True,
         )
-    return stop
+    return stop_reason
 
 
-def _show(mailroom: "Mailroom", listed: "ListedRequest", more: dict[str, object], *, as_json: bool) -> None:
+def _show(mailroom: "Mailroom", listed_request: "ListedRequest", more: dict[str, object], *, as_json: bool) -> None:
     """Print a request with its answer. ``more`` are further fields of the JSON object."""
     if as_json:
-        echo(json.dumps({**listed.to_json(), **more}))
+        echo(json.dumps({**listed_request.to_json(), **more}))
         return
-    echo(_line(listed))
-    if listed.state == "pending":
+    echo(_line(listed_request))
+    if listed_request.state == "pending":
         echo(f"See the answer with: riffle requests {shlex.quote(mailroom.root)}")
 
 
 def _wait_until_empty(mailroom: "Mailroom", request: "MailboxRequest", seconds: float, *, as_json: bool) -> None:
-    """Wait up to ``seconds`` for the answer to a drain, and as long again until its member is empty.
+    """Wait up to ``seconds`` for the answer to a drain, and up to ``seconds`` more until its member is empty.
 
     Print progress, and exit with a code.
     """
-    stop = _warn_of_stop(mailroom, request)
-    listed = mailroom.wait(request, 0.0 if stop else seconds)
-    if listed.state != "applied":
-        _show(mailroom, listed, {"warning": stop, "is_empty": False}, as_json=as_json)
-        not_in_time = _NOT_RUNNING if stop else _NOT_IN_TIME
-        click.get_current_context().exit(not_in_time if listed.state == "pending" else 1)
-    echo(_line(listed), err=as_json)
-    left: DrainProgress | None = None
-    for progress in mailroom.watch_drain(listed, seconds):
-        left = progress
+    stop_reason = _warn_of_stop(mailroom, request)
+    listed_request = mailroom.wait(request, 0.0 if stop_reason else seconds)
+    if listed_request.state != "applied":
+        _show(mailroom, listed_request, {"warning": stop_reason, "is_empty": False}, as_json=as_json)
+        not_in_time = _NOT_RUNNING if stop_reason else _NOT_IN_TIME
+        click.get_current_context().exit(not_in_time if listed_request.state == "pending" else 1)
+    echo(_line(listed_request), err=as_json)
+    last_progress: DrainProgress | None = None
+    for progress in mailroom.watch_drain(listed_request, seconds):
+        last_progress = progress
         echo(_text_of_progress(request, progress), err=as_json)
-    _end_of_drain(listed, left, as_json=as_json)
+    _end_of_drain(listed_request, last_progress, as_json=as_json)
 
 
-def _text_of_progress(request: "MailboxRequest", seen: "DrainProgress") -> str:
-    """Return what a drained member still has, as a line of text."""
+def _text_of_progress(request: "MailboxRequest", progress: "DrainProgress") -> str:
+    """Return the remaining copies of a drained member, as a line of text."""
     counts = [
         f"{number} {noun if number == 1 else noun + 's'}"
-        for number, noun in ((seen.owned, "key-group"), (seen.standbys, "standby"), (seen.warmups, "warm-up"))
+        for number, noun in (
+            (progress.owned, "key-group"),
+            (progress.standbys, "standby"),
+            (progress.warmups, "warm-up"),
+        )
         if number
     ]
     return f"Member {request.arguments['member']} has {', '.join(counts) or 'no copy that is needed'}"
 
 
-def _end_of_drain(listed: "ListedRequest", left: "DrainProgress | None", *, as_json: bool) -> None:
-    """Print how a drain ended that the command waited for. Exit with its code."""
-    member = listed.request.arguments["member"]
-    if left is None:
+def _end_of_drain(listed_request: "ListedRequest", last_progress: "DrainProgress | None", *, as_json: bool) -> None:
+    """Print the end of a drain that the command waited for. Exit with its code."""
+    member = listed_request.request.arguments["member"]
+    if last_progress is None:
         code, text = (
             _NOT_IN_TIME,
             f"Nothing is known about {member} since the answer, because the query wrote no status.",
         )
-    elif left.is_empty:
+    elif last_progress.is_empty:
         code, text = 0, f"Member {member} is empty. Its executor can be stopped."
-    elif not left.is_drained:
+    elif not last_progress.is_drained:
         code, text = 1, f"Another request has ended the drain of member {member}."
-    elif left.stopped:
-        code, text = _NOT_RUNNING, f"{left.stopped} The drain continues when it runs."
+    elif last_progress.stopped:
+        code, text = _NOT_RUNNING, f"{last_progress.stopped} The drain continues when it runs."
     else:
         code, text = _NOT_IN_TIME, f"Member {member} is not empty yet. The drain continues."
     if as_json:
-        counts = {} if left is None else {"owned": left.owned, "standbys": left.standbys, "warmups": left.warmups}
-        echo(json.dumps({**listed.to_json(), **counts, "is_empty": code == 0, "warning": "" if code == 0 else text}))
+        counts = (
+            {}
+            if last_progress is None
+            else {"owned": last_progress.owned, "standbys": last_progress.standbys, "warmups": last_progress.warmups}
+        )
+        echo(
+            json.dumps(
+                {**listed_request.to_json(), **counts, "is_empty": code == 0, "warning": "" if code == 0 else text}
+            )
+        )
     else:
         echo(text)
     click.get_current_context().exit(code)
 
 
-def _line(listed: "ListedRequest") -> str:
+def _line(listed_request: "ListedRequest") -> str:
     """Return a request and its answer as a line of text."""
-    request = listed.request
-    error_id = f"  [{listed.answer.error_id}]" if listed.answer and listed.answer.error_id else ""
-    text = f"  {listed.answer.text}" if listed.answer else ""
-    head = f"{request.number:>6}  {show_time(request.time_ms)}  {listed.state:<10}  {request.user}@{request.host}"
+    request = listed_request.request
+    error_id = (
+        f"  [{listed_request.answer.error_id}]" if listed_request.answer and listed_request.answer.error_id else ""
+    )
+    text = f"  {listed_request.answer.text}" if listed_request.answer else ""
+    head = (
+        f"{request.number:>6}  {show_time(request.time_ms)}  {listed_request.state:<10}  {request.user}@{request.host}"
+    )
     return f"{head}  {_command_text(request)}{error_id}{text}"
 
 

@@ -42,7 +42,6 @@ def show_table(table: Table) -> None:
 
 
 def _show_rich(table: Table) -> None:
-    """Print a table on a terminal."""
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -1,1 +1,1 @@
-"""What operators and other programs see of a query: metrics, status, exporters. Imports no PySpark."""
+"""The metrics, status and exporters of a query, for operators and other programs. Imports no PySpark."""

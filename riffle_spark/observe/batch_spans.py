@@ -51,8 +51,8 @@ def spans_of_batch(
 ) -> Iterator[ReadableSpan]:
     """Yield the span of a batch, those of its phases, and below ``run`` one per executor that ran slots.
 
-    Phases follow each other. An executor's span lasts as long as ``run``: the report has the seconds of its slots by
-    step, which are attributes, and not when each of them began.
+    Phases follow each other. An executor's span has the times of ``run``, because the report has no start times of
+    slots. The seconds of its slots by step are attributes.
     """
     trace = _Trace(resource, scope)
     start_ns = report.started_ms * _NS_PER_MS

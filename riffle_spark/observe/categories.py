@@ -7,12 +7,12 @@ from typing import Final, Literal
 from riffle_spark.protocol.facts import MemberFacts
 
 OTHER: Final = 6
-"""The number of distinct colours, and so the category of members for which none is left."""
+"""The number of distinct colours, and the category of members without a colour of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """What the colours mean.
+    """The meaning of the colours.
 
     Attributes:
         kind: what the categories are.

@@ -1,4 +1,4 @@
-"""Run exporters beside the batches.
+"""Run exporters in threads of their own.
 
 Theory of operation.
 
@@ -36,7 +36,7 @@ class Exporter(Protocol):
 
     @property
     def name(self) -> str:
-        """What it writes, for warnings, such as ``report_file``."""
+        """The name of the exporter in warnings, such as ``report_file``."""
         ...
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:
@@ -48,7 +48,7 @@ class Exporter(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is waiting, and free all resources. Called once, after the last ``export``."""
+        """Send the waiting figures, and free all resources. Called once, after the last ``export``."""
         ...
 
 
@@ -75,27 +75,27 @@ class Exporters:
         """
         self._outlets = [_Outlet(exporter, seconds) for exporter in exporters]
         self._seconds = seconds
-        self._last: _Moment | None = None
+        self._last_moment: _Moment | None = None
         if exporters:
             atexit.register(self.close, _EXIT_SECONDS)
 
     def publish(self, report: BatchReport | None, facts: DriverFacts) -> None:
         """Pass facts to all exporters. Never blocks, and never raises. ``Exporter.export`` describes ``report``."""
-        last_report = report or (self._last.last_report if self._last is not None else None)
-        self._last = _Moment(report, last_report, facts)
+        last_report = report or (self._last_moment.last_report if self._last_moment is not None else None)
+        self._last_moment = _Moment(report, last_report, facts)
         for outlet in self._outlets:
-            outlet.put(self._last)
+            outlet.put(self._last_moment)
 
     def publish_again(self, time_ms: int, batch_seconds: float) -> None:
         """Pass the last facts again as of ``time_ms``, because a batch has run for ``batch_seconds``.
 
-        Without any, do nothing.
+        Do nothing if there are no last facts.
         """
-        if self._last is not None:
-            self.publish(None, replace(self._last.facts, time_ms=time_ms, batch_seconds=batch_seconds))
+        if self._last_moment is not None:
+            self.publish(None, replace(self._last_moment.facts, time_ms=time_ms, batch_seconds=batch_seconds))
 
     def close(self, seconds: float) -> None:
-        """Let the exporters send what is waiting and close them. Wait at most ``seconds`` for all. Idempotent."""
+        """Let the exporters send the waiting figures, and close them. Wait at most ``seconds`` for all. Idempotent."""
         atexit.unregister(self.close)
         deadline = self._seconds() + seconds
         for outlet in self._outlets:

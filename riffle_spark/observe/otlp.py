@@ -81,7 +81,7 @@ class Otlp:
         self._unsent: tuple[DriverFacts, Sequence[Reading]] | None = None
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:
-        """Send what is due. Raises ``UnavailableError`` if the receiver does not accept it."""
+        """Send the metrics and spans that are due. Raises ``UnavailableError`` if the receiver does not accept it."""
         if self._start_ms is None:
             self._start_ms = report.started_ms if report is not None else facts.time_ms
         if self._resource is None and facts.query_id:
@@ -139,7 +139,7 @@ class Otlp:
 
 
 class _Due:
-    """Decides when to send again. The interval is a text in milliseconds, or the default if that is no number."""
+    """Decides when to send again. An interval that is not a number of milliseconds is replaced by the default."""
 
     def __init__(self, interval_ms: str | None, default_ms: float, seconds: Callable[[], float]) -> None:
         try:
@@ -176,13 +176,14 @@ def query_label(facts: DriverFacts) -> str:
 
 def metrics_data(readings: Iterable[Reading], facts: DriverFacts, resource: Resource, start_ms: int) -> MetricsData:
     """Return readings as the SDK's metrics, as of the time of the facts. Counters count since ``start_ms``."""
-    ordered = sorted(readings, key=lambda reading: reading.metric.name)
-    metrics = [_metric(list(group), facts, start_ms) for _, group in groupby(ordered, lambda reading: reading.metric)]
+    sorted_readings = sorted(readings, key=lambda reading: reading.metric.name)
+    metrics = [
+        _metric(list(group), facts, start_ms) for _, group in groupby(sorted_readings, lambda reading: reading.metric)
+    ]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(_SCOPE, metrics, "")], "")])
 
 
 def _metric(readings: Sequence[Reading], facts: DriverFacts, start_ms: int) -> Metric:
-    """Return the readings of one metric."""
     metric = readings[0].metric
     is_counter = metric.kind == "counter"
     points = [

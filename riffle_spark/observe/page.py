@@ -86,7 +86,9 @@ def page_of(status: Status) -> str:
 def _header(status: Status, name: str) -> Markup:
     """Return the name and the state of the query, when this was written, and the links to the sections."""
     facts = status.facts
-    written = element("p", "Written ", time_part(facts.time_ms), " UTC", element("span", "", id="age"), id="written")
+    written_line = element(
+        "p", "Written ", time_part(facts.time_ms), " UTC", element("span", "", id="age"), id="written"
+    )
     ids = f"query {facts.query_id}, run {facts.run_id}" if facts.run_id else f"query {facts.query_id}"
     reload_ = element("label", element("input", type="checkbox", id="reload"), " Reload every minute")
     links = [element("li", element("a", link.capitalize(), href=f"#{link}")) for link in _LINKS]
@@ -99,7 +101,7 @@ def _header(status: Status, name: str) -> Markup:
             _state_detail(status),
             element("p", ids, f", epoch {facts.epoch}", class_="quiet"),
         ),
-        element("div", written, reload_, class_="written"),
+        element("div", written_line, reload_, class_="written"),
         element("p", "", id="stale", role="status"),
         element("nav", element("ul", links), aria_label="Sections"),
         element("noscript", element("p", "The charts and maps need JavaScript. The tables have all numbers.")),
@@ -107,8 +109,9 @@ def _header(status: Status, name: str) -> Markup:
 
 
 def _state_detail(status: Status) -> Markup:
-    """Return since when the query is paused, or the error that ended it."""
-    paused_since_ms, failure = status.facts.paused_since_ms, status.facts.failure
+    """Return the start of the query's pause, or the error that ended it."""
+    paused_since_ms = status.facts.paused_since_ms
+    failure = status.facts.failure
     if status.state == "failed" and failure is not None:
         error_id = [" (", element("code", failure.id), ")"] if failure.id else ""
         return element("p", failure.error, error_id, " at ", time_part(failure.time_ms), " UTC", id="failure")
@@ -130,8 +133,8 @@ def _json_block(name: str, text: str) -> Markup:
 
 def _policy() -> str:
     """Return the content security policy: only this page's own style and script, and no requests."""
-    own = f"style-src {_digest(_style())}; script-src {_digest(_script())}"
-    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {own}"
+    own_sources = f"style-src {_digest(_style())}; script-src {_digest(_script())}"
+    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {own_sources}"
 
 
 def _digest(text: str) -> str:

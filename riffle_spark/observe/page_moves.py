@@ -64,7 +64,8 @@ def _move_row(move: MoveSummary, now_ms: int) -> list[Part]:
 
 def _time_line(moves: Sequence[MoveSummary]) -> Markup:
     """Return a drawing with a marker per batch, role and reason. Its area grows with the number of moves."""
-    first, last = min(move.time_ms for move in moves), max(move.time_ms for move in moves)
+    first = min(move.time_ms for move in moves)
+    last = max(move.time_ms for move in moves)
     by_reason = Counter(move.reason for move in moves)
     lanes = {reason: number for number, (reason, _) in enumerate(by_reason.most_common())}
     parts: list[Part] = []
@@ -76,9 +77,9 @@ def _time_line(moves: Sequence[MoveSummary]) -> Markup:
     for (reason, time_ms, role), count in together.items():
         share = (time_ms - first) / (last - first) if last > first else 1.0
         marker = _marker(role, 3 + count**0.5, f"{show_time(time_ms)}: {count} moves of role {role}, {reason}")
-        left = f"{_LEFT_PERCENT + share * (_RIGHT_PERCENT - _LEFT_PERCENT):.5g}%"
+        x = f"{_LEFT_PERCENT + share * (_RIGHT_PERCENT - _LEFT_PERCENT):.5g}%"
         parts.append(
-            element("svg", marker, x=left, y=lanes[reason] * _LANE_PIXELS + _ROLE_PIXELS.get(role, 40), class_="at")
+            element("svg", marker, x=x, y=lanes[reason] * _LANE_PIXELS + _ROLE_PIXELS.get(role, 40), class_="at")
         )
     bottom = len(lanes) * _LANE_PIXELS + 16
     parts.append(element("text", show_time(first), x="0", y=bottom, class_="axis"))

@@ -30,13 +30,14 @@ _PHASES: Final = {"enter": 4, "assign": 3, "run": 0, "deliver": 1, "commit": 2, 
 
 
 def summary_section(status: Status) -> Markup:
-    """Return the figures that tell whether the query is well."""
+    """Return the figures that show whether the query is healthy."""
     facts = status.facts
     commit_age = None if facts.commit_ms is None else (facts.time_ms - facts.commit_ms) / 1000
     # Spark's watermark is 0 in a query without one, and before the first row.
     delay = (facts.time_ms - facts.watermark_ms) / 1000 if facts.watermark_ms else None
     rates = rates_of(status)
-    per_minute, rows_per_second = rates.batches_per_minute, rates.rows_per_second
+    per_minute = rates.batches_per_minute
+    rows_per_second = rates.rows_per_second
     owned = count_part(sum(member.owned for member in facts.members))
     figures = [
         _figure("commit", "Since last commit", duration_part(commit_age), ["version ", count_part(facts.version)]),
@@ -94,10 +95,10 @@ def _members_figure(status: Status) -> Markup:
 def _warmups_figure(status: Status) -> Markup:
     members = [member for member in status.facts.members if member.warmups]
     seconds = [member.warmup_seconds for member in members if member.warmup_seconds is not None]
-    left = bytes_part(sum(member.warmup_bytes for member in members))
+    bytes_left = bytes_part(sum(member.warmup_bytes for member in members))
     ready = [", ready in ", duration_part(max(seconds))] if seconds else ""
     number = count_part(sum(member.warmups for member in members))
-    return _figure("warmups", "Warm-ups", number, [left, " left", ready] if members else "")
+    return _figure("warmups", "Warm-ups", number, [bytes_left, " left", ready] if members else "")
 
 
 def _figure(name: str, label: str, value: Part, detail: Part) -> Markup:
@@ -174,7 +175,7 @@ def batches_section(status: Status) -> Markup:
 
 
 def _chart(name: str, caption: str, keys: Sequence[Part]) -> Markup:
-    """Return the place of a chart, which the script draws. The table beside it has its numbers."""
+    """Return the place of a chart, which the script draws. The table next to it has its numbers."""
     return element(
         "figure",
         element("figcaption", caption, element("span", "", class_="at", aria_hidden="true")),
@@ -312,10 +313,10 @@ def _rack_heading(
 
 
 def _member_row(category: int, member: MemberFacts, largest: int) -> Markup:
-    """Return the row of a member. The bar beside its owned key-groups compares it with the ``largest`` number."""
+    """Return the row of a member. The bar next to its owned key-groups compares it with the ``largest`` number."""
     width = f"{member.owned / max(largest, 1) * 100:.4g}%"
     load = element("svg", element("rect", width=width, height="100%"), class_=f"bar c{category}", aria_hidden="true")
-    left = bytes_part(member.warmup_bytes) if member.warmups else NOTHING
+    bytes_left = bytes_part(member.warmup_bytes) if member.warmups else NOTHING
     numbers: list[Part] = [
         count_part(member.slots),
         [load, count_part(member.owned)],
@@ -325,7 +326,7 @@ def _member_row(category: int, member: MemberFacts, largest: int) -> Markup:
         count_part(member.lag_records),
         join_parts("+" if member.lag_trend > 0 else "", count_part(member.lag_trend)),
         count_part(member.warmups),
-        left,
+        bytes_left,
         duration_part(member.warmup_seconds if member.warmups else None),
         percent_part(member.disk_used),
         percent_part(member.memory_used),

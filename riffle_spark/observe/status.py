@@ -98,7 +98,7 @@ class Status:
     """The status of a query.
 
     Attributes:
-        facts: what the driver knows.
+        facts: the facts of the driver.
         state: ``running`` during or shortly after a batch; ``idle``; ``paused`` by an operator
             (``facts.paused_since_ms``); ``stopped``; ``failed`` if an error ended it (``facts.failure``).
         product: the version of riffle_spark that wrote it.
@@ -159,11 +159,11 @@ def encode(status: Status) -> bytes:
 def decode(data: bytes, where: str = "status.json") -> Status:
     """Return the status of ``encode``'s bytes. Raises ``CorruptStateError`` for other bytes."""
     if data.startswith(_GZIP_MAGIC):
-        unpacked = zlib.decompressobj(wbits=31)
+        decompressor = zlib.decompressobj(wbits=31)
         try:
-            data = unpacked.decompress(data, _BYTES_MAX)
+            data = decompressor.decompress(data, _BYTES_MAX)
         except zlib.error:
             data = b""
-        if not unpacked.eof:
+        if not decompressor.eof:
             data = b""
     return from_json(data, where)

@@ -43,12 +43,12 @@ from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 
 _RUNNING_MS: Final = 10_000
-"""A query counts as running for so long after a batch."""
+"""The time after a batch during which a query counts as running."""
 _STEERED_MS: Final = 1_000
-"""Changes that operators asked for are written at most this often."""
+"""The least time between two writes of changes that operators requested."""
 _SECOND_MS: Final = 1000
 _REQUESTS_MS: Final = 600_000
-"""The requests of so long a time are shown."""
+"""The period whose requests are shown."""
 _WARNING: Final = re.compile(r"\[(RIFFLE-\d{4})\] (.*)", re.DOTALL)
 _QUOTES_ROWS: Final = frozenset({"RIFFLE-0809", "RIFFLE-0760"})
 """Warnings that quote errors of users' functions, which may contain data. Only their first clause is kept."""
@@ -78,7 +78,7 @@ _Steering: TypeAlias = tuple[int, int | None, tuple[tuple[str, int, int, int], .
 
 
 def _steering(facts: DriverFacts) -> _Steering:
-    """Return what changes by operators: the newest answer, the pause, and the copies of drained members."""
+    """Return the values that operators change: the newest answer, the pause, and the copies of drained members."""
     drained = (member for member in facts.members if member.state == "drained")
     return (
         facts.answered,
@@ -88,7 +88,7 @@ def _steering(facts: DriverFacts) -> _Steering:
 
 
 class StatusHistory:
-    """Collects what a status has beyond the facts and the moves: the last batches and warnings."""
+    """Collects the last batches and warnings for a status."""
 
     def __init__(self) -> None:
         """Create an empty history."""
@@ -98,7 +98,7 @@ class StatusHistory:
         """The requests since the driver started, by kind, at some times of the last ten minutes, oldest first."""
 
     def _recent_requests(self, facts: DriverFacts) -> RequestSummary | None:
-        """Return the requests since the oldest kept time, and keep those of now."""
+        """Return the requests since the oldest stored time, and store the present ones."""
         counts: Counter[str] = Counter()
         for name, count in facts.counters.items():
             if name.startswith("requests/"):
@@ -240,22 +240,22 @@ class StatusExporter:
         its bytes.
         """
         tag = self._tags.pop(name, "")  # after an error the object is unknown
-        replaced = self._objects.replace_if_unchanged(name, data, tag) if tag else None
-        if replaced is None:
-            stored = self._objects.get_if_changed(name)
-            if stored is None:
+        replaced_object = self._objects.replace_if_unchanged(name, data, tag) if tag else None
+        if replaced_object is None:
+            stored_object = self._objects.get_if_changed(name)
+            if stored_object is None:
                 return self._objects.put_if_absent(name, data)
-            if stored.data is not None and is_newer(stored.data):
+            if stored_object.data is not None and is_newer(stored_object.data):
                 return False
-            replaced = self._objects.replace_if_unchanged(name, data, stored.tag)
-        if replaced is not None:
-            self._tags[name] = replaced.tag
-        return replaced is not None
+            replaced_object = self._objects.replace_if_unchanged(name, data, stored_object.tag)
+        if replaced_object is not None:
+            self._tags[name] = replaced_object.tag
+        return replaced_object is not None
 
     def _is_newer(self, data: bytes, facts: DriverFacts) -> bool:
         """Return whether a newer driver wrote this status. A damaged status is replaced."""
         try:
-            stored = decode(data).facts
+            stored_facts = decode(data).facts
         except CorruptStateError:
             return False
-        return stored.epoch > facts.epoch and stored.time_ms >= self._started_ms
+        return stored_facts.epoch > facts.epoch and stored_facts.time_ms >= self._started_ms

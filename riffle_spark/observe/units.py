@@ -5,7 +5,7 @@ from typing import Final
 
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PERIODS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
-"""Seconds of a larger unit, its name, and the same of the smaller unit beside it."""
+"""Seconds of a larger unit, its name, and the same of the next smaller unit."""
 
 
 def show_count(number: float) -> str:
@@ -44,8 +44,12 @@ def show_duration(seconds: float) -> str:
     for large, large_name, small, small_name in _PERIODS:
         count = round(seconds / small)
         if count * small >= large:
-            many, few = divmod(count, large // small)
-            return f"{many} {large_name} {few} {small_name}" if few else f"{many} {large_name}"
+            large_count, small_count = divmod(count, large // small)
+            return (
+                f"{large_count} {large_name} {small_count} {small_name}"
+                if small_count
+                else f"{large_count} {large_name}"
+            )
     raise AssertionError(seconds)
 
 

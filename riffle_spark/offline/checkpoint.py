@@ -373,12 +373,12 @@ def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, i
     source_offsets = (offsets or "").split("\n")[2:]
     first_repeat = next((i for i, offset in enumerate(source_offsets) if offset in source_offsets[:i]), None)
     missing = []
-    for index, needed in enumerate(map(_log_entry_of, source_offsets)):
+    for index, needed_entry in enumerate(map(_log_entry_of, source_offsets)):
         sources = range(0 if first_repeat is not None and index >= first_repeat else index, index + 1)
         newest = max((newest_entries[source] for source in sources if source in newest_entries), default=None)
-        if needed > (-1 if newest is None else newest):
+        if needed_entry > (-1 if newest is None else newest):
             end = "is missing" if newest is None else f"ends with {newest}"
-            missing.append(f"the state needs entry {needed} of a file source's log, which {end}")
+            missing.append(f"the state needs entry {needed_entry} of a file source's log, which {end}")
     return "; ".join(missing) if max(newest_entries.values(), default=-1) >= 0 else ""
 
 

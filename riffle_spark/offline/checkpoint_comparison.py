@@ -19,7 +19,7 @@ def describe_mismatch(
 
     ``records`` are the intact records of the root, by number. ``newer_records`` reads those that were appended since.
     A running query commits to the log, and then to its checkpoint. So the checkpoint is read after ``tail``, and must
-    match it or a record that was appended before the second look at the log.
+    match it or a record that was appended before the second read of the log.
     """
     query_id = checkpoint.find_query_id()
     if query_id is None:
@@ -74,10 +74,12 @@ def _fitting_versions(
     tail: Record, records: Mapping[int, Record], newest: int, newest_entries: Mapping[int, int]
 ) -> list[int]:
     """Return the promised batches up to ``newest`` whose file sources' entries the checkpoint has."""
-    promised = {records[number].version: records[number] for number in sorted(records) if number >= tail.promised}
+    promised_records = {
+        records[number].version: records[number] for number in sorted(records) if number >= tail.promised
+    }
     return [
         version
-        for version, record in promised.items()
+        for version, record in promised_records.items()
         if version <= newest and not describe_missing_entries(record.offsets, newest_entries)
     ]
 

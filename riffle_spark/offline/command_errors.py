@@ -12,9 +12,9 @@ from riffle_spark.state.log.log import Log
 def translated_errors(log: Log, action: str, conflict: type[RiffleError] = FencedError) -> Iterator[None]:
     """Translate the errors of the block, a command that reads a root and appends one record, for an operator.
 
-    ``action`` is the action of the command, as an infinitive. A query that continued meanwhile has taken the record's
-    number or deleted objects that the command reads. That raises ``conflict``. If the store failed after the record may
-    have been written, the error says so.
+    ``action`` is the action of the command, as an infinitive. If the query continued at the same time, it has taken the
+    record's number or deleted objects that the command reads. That raises ``conflict``. If the store failed after the
+    record may have been written, the text of the error has this fact.
     """
     tail = log.tail
     try:

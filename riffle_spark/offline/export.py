@@ -57,7 +57,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The description of an export: the store with its recorded schema, and what else the log has about it.
+    """The description of an export: the store, its recorded schema, and its other entries in the log.
 
     ``row_count`` is the number of state rows, ``None`` if it is unknown.
     """
@@ -77,14 +77,14 @@ class Export:
 
 
 def url_of(path: str) -> str:
-    """Return the URL of a place: a URL as it is, or that of a local path."""
+    """Return the URL of a local path. Return a URL unchanged."""
     return path if "://" in path else f"file://{Path(path).absolute()}"
 
 
 def export_state(
     root: str, store: str, to: str, *, options: StoreOptions | None = None, encryption_keys: str | None = None
 ) -> Exported:
-    """Write the newest state of a store as Parquet files, which are not encrypted. The query may run meanwhile.
+    """Write the newest state of a store as Parquet files, which are not encrypted. The query may run during this.
 
     Args:
         root: where the state is stored.
@@ -98,20 +98,21 @@ def export_state(
 
     Raises:
         ConfigError: the root has no such store, or ``to`` is not empty.
-        CorruptStateError: objects are damaged, or the query's retention deleted them meanwhile.
+        CorruptStateError: objects are damaged, or the query's retention deleted them during the call.
     """
     options = options or StoreOptions()
-    opened = open_root(root, options, encryption_keys)
-    schema = opened.schema(store)
+    opened_root = open_root(root, options, encryption_keys)
+    schema = opened_root.schema(store)
     target = open_store(url_of(to), options)
     if target.list(""):
         raise ConfigError(f"{to} is not empty.", remedy="Name an empty folder.", where="--to", id="RIFFLE-1601")
-    tail = opened.tail
+    tail = opened_root.tail
     text = {name: value for name, value in tail.schemas[store].items() if name not in _NOT_MOVED}
-    reader = Reader(opened.objects, opened.keys)
+    reader = Reader(opened_root.objects, opened_root.keys)
     files: list[str] = []
-    row_count = byte_count = 0
-    for (name, key_group), entry in sorted(opened.log.manifest.entries.items()):
+    row_count = 0
+    byte_count = 0
+    for (name, key_group), entry in sorted(opened_root.log.manifest.entries.items()):
         rows = read_key_group(schema, key_group, entry, reader) if name == store else None
         if rows is None or not rows.num_rows:
             continue
@@ -144,7 +145,6 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _parquet(rows: pa.Table, metadata: Mapping[str, str]) -> bytes:
-    """Return rows as a Parquet file."""
     for index, field in enumerate(rows.schema):
         if not _fits_parquet(field.type):
             values = [json.dumps(value) for column in rows.column(index).chunks for value in json_of_array(column)]
@@ -171,7 +171,8 @@ def read_export(source: ObjectStore, where: str) -> Export:
         if body["format"] != _FORMAT:
             raise ValueError(f"format {body['format']!r}")
         text = {str(name): str(value) for name, value in body["schema"].items()}
-        count, event_time = body["row_count"], body["event_time"]
+        count = body["row_count"]
+        event_time = body["event_time"]
         for number in (count, event_time, body["version"]):
             if number is not None and type(number) is not int:
                 raise TypeError(f"number {number!r}")
@@ -206,7 +207,7 @@ def load_state(
     Args:
         root: where the state is to be stored.
         source: the folder of the export.
-        editor: who loads, and why.
+        editor: the operator who loads, and the reason.
         key_groups: the number of key-groups of a new root.
         store: the name that the store gets; ``None`` for that of the export.
         options: how to reach both.
@@ -218,31 +219,31 @@ def load_state(
 
     Raises:
         ConfigError: there is no export, the root has the store, or keys are not dispatched by key-group.
-        ConflictError: the query continued meanwhile.
+        ConflictError: the query continued during the call.
     """
     options = options or StoreOptions()
     objects = open_store(url_of(source), options)
     export = read_export(objects, source)
     if store is not None:
         export = replace(export, store=paths.check_store_name(store))
-    opened = _open_or_begin(root, key_groups, options, encryption_keys)
-    _check_target(opened, export)
+    opened_root = _open_or_begin(root, key_groups, options, encryption_keys)
+    _check_target(opened_root, export)
     schema = export.schema
-    total = opened.tail.total
+    total = opened_root.tail.total
     entries: dict[int, Entry] = {}
     row_count = 0
-    is_new = opened.log.tail is None
-    with translated_errors(opened.log, f"load store {export.store!r}", ConflictError), scratch_folder() as folder:
+    is_new = opened_root.log.tail is None
+    with translated_errors(opened_root.log, f"load store {export.store!r}", ConflictError), scratch_folder() as folder:
         rows = _rows_of_files(objects, export, schema)
         by_key = lambda _, keys: keygroups.key_groups(keys.columns, total)  # noqa: E731
         for key_group, state in shard_rows(schema, rows, by_key, folder):
             entries[key_group] = Entry(
-                _put(opened, schema, key_group, state, execute), timer_ms=schema.earliest_ms(state)
+                _put(opened_root, schema, key_group, state, execute), timer_ms=schema.earliest_ms(state)
             )
             row_count += state.num_rows
-        manifest = opened.log.manifest.with_entries({(export.store, kg): entry for kg, entry in entries.items()})
+        manifest = opened_root.log.manifest.with_entries({(export.store, kg): entry for kg, entry in entries.items()})
         if execute:
-            opened.log.append(_draft(opened, export, editor, row_count), Manifest(manifest.entries))
+            opened_root.log.append(_draft(opened_root, export, editor, row_count), Manifest(manifest.entries))
     steps = [
         f"write {row_count} rows of store {export.store!r}, as of batch {export.version} of the exported query, as "
         f"{len(entries)} snapshots",
@@ -250,7 +251,7 @@ def load_state(
     ]
     if is_new:
         steps.append("bind the root to a query: start the query once, stop it when it is refused, and run riffle adopt")
-    return Plan(tuple(steps), execute, opened.tail.version, opened.tail.offsets)
+    return Plan(tuple(steps), execute, opened_root.tail.version, opened_root.tail.offsets)
 
 
 def _open_or_begin(root: str, key_groups: int, options: StoreOptions, encryption_keys: str | None) -> OpenRoot:
@@ -265,21 +266,22 @@ def _open_or_begin(root: str, key_groups: int, options: StoreOptions, encryption
     return OpenRoot(root, objects, log, first, keys_in(encryption_keys, options.s3.region))
 
 
-def _check_target(opened: OpenRoot, export: Export) -> None:
+def _check_target(opened_root: OpenRoot, export: Export) -> None:
     """Raise ``ConfigError`` if the root cannot take the store of an export."""
-    if export.store in opened.tail.schemas:
+    if export.store in opened_root.tail.schemas:
         raise ConfigError(
-            f"{opened.root} has state of store {export.store!r}.",
+            f"{opened_root.root} has state of store {export.store!r}.",
             remedy="Load it into a new root.",
-            where=opened.root,
+            where=opened_root.root,
             id="RIFFLE-1603",
         )
-    if opened.tail.dispatch != "key_group":
+    if opened_root.tail.dispatch != "key_group":
         # Cause: An export does not have the partitions of its keys.
         raise ConfigError(
-            f"The state in {opened.root} has dispatch = {opened.tail.dispatch}, and an export has no partitions.",
+            f"The state in {opened_root.root} has dispatch = {opened_root.tail.dispatch}, "
+            "and an export has no partitions.",
             remedy="Load it into a new root, and switch that root (riffle dispatch).",
-            where=opened.root,
+            where=opened_root.root,
             id="RIFFLE-1604",
         )
 
@@ -313,23 +315,23 @@ def _stored_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Arr
     return column if column.type == field.type else column.cast(field.type)
 
 
-def _put(opened: OpenRoot, schema: StoreSchema, key_group: int, rows: pa.Table, execute: bool) -> Snapshot:
+def _put(opened_root: OpenRoot, schema: StoreSchema, key_group: int, rows: pa.Table, execute: bool) -> Snapshot:
     """Return the snapshot of sealed rows. With ``execute``, put its object."""
-    head = opened.new_head()
+    head = opened_root.new_head()
     snapshot_id = paths.snapshot_id(head.version, head.attempt)
     data = encode(rows, schema.due)
-    if opened.keys is not None:
-        data = opened.keys.new_encryption()(data, paths.snapshot_place(schema.store, key_group, snapshot_id))
+    if opened_root.keys is not None:
+        data = opened_root.keys.new_encryption()(data, paths.snapshot_place(schema.store, key_group, snapshot_id))
     if execute:
-        opened.objects.put_if_absent(paths.snapshot_name(schema.store, key_group, snapshot_id), data)
+        opened_root.objects.put_if_absent(paths.snapshot_name(schema.store, key_group, snapshot_id), data)
     return Snapshot(snapshot_id, head, len(data), checksum(data), rows.num_rows)
 
 
-def _draft(opened: OpenRoot, export: Export, editor: Editor, row_count: int) -> Record:
+def _draft(opened_root: OpenRoot, export: Export, editor: Editor, row_count: int) -> Record:
     """Return the record that lists a loaded store."""
-    tail = opened.tail
-    draft = opened.draft(editor.to_record("load", export.store, row_count), tail.row_counts)
-    text = export.text if opened.keys is None else with_encryption_key(export.text, opened.keys.write_key)
+    tail = opened_root.tail
+    draft = opened_root.draft(editor.to_record("load", export.store, row_count), tail.row_counts)
+    text = export.text if opened_root.keys is None else with_encryption_key(export.text, opened_root.keys.write_key)
     counts = {} if export.row_count is None else {export.store: export.row_count}
     times = {} if export.event_time is None else {export.store: export.event_time}
     states = {export.store: export.initial_states} if export.initial_states else {}

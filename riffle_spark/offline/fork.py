@@ -1,6 +1,6 @@
 """Copy the state of a batch or a savepoint to a root of its own, for another query (`riffle fork`).
 
-Theory of operation. The query may run meanwhile.
+Theory of operation. The query may run at the same time.
 
 1. The objects that the batch lists are copied under the same names. So their bytes stay as they are, also if they are
    encrypted, because a part is bound to its name below the root and to no root. A store copies from another store of
@@ -39,14 +39,14 @@ from riffle_spark.state.objects.store import CopyingStore, ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
 _IN_MEMORY_BYTES = 16 << 20
-"""Larger objects go through a file. Several are copied at once."""
+"""Larger objects are copied through a file. Several are copied at once."""
 _BLOCK = 256
-"""So many objects are copied before the next error is looked for."""
+"""The number of objects that are copied between two checks for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """The objects of a fork: from which store to which, and the least size of each by its name."""
+    """The copy of a fork's objects: the stores to read and to write, and the least size of each object by name."""
 
     source: ObjectStore
     target: ObjectStore
@@ -60,8 +60,8 @@ class _Copy:
     def missing(self, existing: Sequence[str]) -> list[str]:
         """Return the names that have to be copied, given the ``existing`` names below the new root."""
         present = sorted(self.sizes.keys() & set(existing))
-        whole = in_parallel(self._is_whole, present)
-        complete = {name for name, is_whole in zip(present, whole, strict=True) if is_whole}
+        are_whole = in_parallel(self._is_whole, present)
+        complete = {name for name, is_whole in zip(present, are_whole, strict=True) if is_whole}
         return sorted(self.sizes.keys() - complete)
 
     def _is_whole(self, name: str) -> bool:
@@ -92,8 +92,8 @@ class _Copy:
         if self.sizes[name] <= _IN_MEMORY_BYTES:
             data = self.source.get(name)
             return data is not None and self._put(name, data)
-        with _spooled(partial(self.source.copy_to, name, 0, 1 << 62)) as spooled:
-            return spooled is not None and self._put(name, spooled)
+        with _spooled(partial(self.source.copy_to, name, 0, 1 << 62)) as content:
+            return content is not None and self._put(name, content)
 
     def _put(self, name: str, data: bytes) -> bool:
         """Write an object, unless the same command has just written it in another process. Return ``True``."""
@@ -110,8 +110,8 @@ def _spooled(copy_to: "partial[int | None]") -> Iterator[bytes | None]:
             yield None
             return
         file.flush()
-        with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as mapped:
-            yield cast("bytes", mapped)  # stores take any buffer
+        with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as content:
+            yield cast("bytes", content)  # stores take any buffer
 
 
 def fork(
@@ -124,7 +124,7 @@ def fork(
 ) -> Plan:
     """Copy the state of a retained batch or a savepoint to ``new_root``, so that another query starts from it.
 
-    The query may run meanwhile, and is not changed. The new state belongs to no query until ``adopt`` binds it.
+    The query may run at the same time, and is not changed. The new state belongs to no query until ``adopt`` binds it.
 
     Args:
         root: where the state is stored.
@@ -138,7 +138,7 @@ def fork(
 
     Raises:
         ConfigError: the batch is not retained, or the new root holds other objects.
-        CorruptStateError: an object is missing. The query may have deleted it meanwhile.
+        CorruptStateError: an object is missing. The query may have deleted it during the call.
 
     Example:
         >>> fork("s3://bucket/state/visits", "s3://bucket/state/trial", "savepoint:a", execute=True)  # doctest: +SKIP
@@ -172,7 +172,7 @@ def fork(
 
 
 def _append_first(target: ObjectStore, new_root: str, record: Record, manifest: Manifest) -> None:
-    """Append the first record of the new log. Raises ``FencedError`` if another command has done so meanwhile."""
+    """Append the first record of the new log. Raises ``FencedError`` if another command has done so first."""
     commit_id = uuid.uuid4().hex
     draft = replace(
         record,
@@ -205,22 +205,23 @@ def _append_first(target: ObjectStore, new_root: str, record: Record, manifest: 
 
 def _check_apart(root: str, new_root: str) -> None:
     """Raise ``ConfigError`` if one root is the other, or is below it."""
-    old, new = f"{normalised(root)}/", f"{normalised(new_root)}/"
-    if old.startswith(new) or new.startswith(old):
+    old_prefix = f"{normalised(root)}/"
+    new_prefix = f"{normalised(new_root)}/"
+    if old_prefix.startswith(new_prefix) or new_prefix.startswith(old_prefix):
         raise ConfigError(
             f"{new_root} and {root} are the same root, or one is below the other.",
-            remedy="Name a new root beside it.",
+            remedy="Name a new root outside of it.",
             where=new_root,
             id="RIFFLE-1589",
         )
 
 
-def _check_unused(new_root: str, existing: Sequence[str], needed: Mapping[str, int]) -> None:
+def _check_unused(new_root: str, existing: Sequence[str], sizes: Mapping[str, int]) -> None:
     """Raise ``ConfigError`` if the new root has other objects than those that an interrupted fork has copied."""
-    other = next((name for name in existing if name not in needed), None)
-    if other is None:
+    foreign_object = next((name for name in existing if name not in sizes), None)
+    if foreign_object is None:
         return
-    if other.startswith(paths.LOG):
+    if foreign_object.startswith(paths.LOG):
         problem = f"{new_root} already holds the state of a query."
         remedy = "Name an unused root. To bind this state to a query, run: " + command(
             "adopt", root=new_root, checkpoint="CHECKPOINT"
@@ -229,4 +230,4 @@ def _check_unused(new_root: str, existing: Sequence[str], needed: Mapping[str, i
         problem = f"{new_root} has objects that do not belong to this batch."
         remedy = "Name an unused root, or delete the objects below this one. Another fork to it may have failed."
     # Cause: The new root is in use, or a fork of another batch to it was interrupted.
-    raise ConfigError(problem, remedy=remedy, where=other, id="RIFFLE-1588")
+    raise ConfigError(problem, remedy=remedy, where=foreign_object, id="RIFFLE-1588")

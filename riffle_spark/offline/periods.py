@@ -1,4 +1,4 @@
-"""Parse the times that users give, and compare times with the period between two of them."""
+"""Parse the times in a user's text, and compare times with a period."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -9,7 +9,7 @@ from riffle_spark.setting_values import seconds
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period with both its ends, in milliseconds since the epoch. ``None``: without an end."""
+    """A period including both ends, in milliseconds since the epoch. ``None``: the period has no such end."""
 
     since_ms: int | None = None
     until_ms: int | None = None

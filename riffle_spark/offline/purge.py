@@ -73,14 +73,14 @@ def purge_keys(  # noqa: PLR0913 - the options of a command
 ) -> Plan:
     """Remove keys from the state of a stopped query, from all objects below its root and from local files.
 
-    There is no way back. All earlier versions end, because they may hold the keys. Whether a key has state or not, the
-    old objects are deleted: a key that has ended is still in them.
+    This cannot be undone. All earlier versions end, because they may hold the keys. The old objects are deleted even if
+    a key has no state, because they may still hold a key whose state has ended.
 
     Args:
         root: where the state is stored.
         store: the store of the keys.
         keys: the keys, as for ``delete_keys``.
-        editor: who purges, and why.
+        editor: the operator who purges, and the reason.
         options: how to reach the object store.
         encryption_keys: the setting of the same name.
         local_dir: the folder with local copies on this machine; ``None`` leaves them to the next start of the query.
@@ -93,36 +93,36 @@ def purge_keys(  # noqa: PLR0913 - the options of a command
 
     Raises:
         ConfigError: the root has no state, keys or store do not fit, or output may be undelivered.
-        ConflictError: the query continued meanwhile.
+        ConflictError: the query continued during the call.
     """
-    opened = open_root(root, options or StoreOptions(), encryption_keys)
-    tail = opened.tail
-    edit = EditOfState(store, read_keys(keys, opened.schema(store)))
+    opened_root = open_root(root, options or StoreOptions(), encryption_keys)
+    tail = opened_root.tail
+    edit = EditOfState(store, read_keys(keys, opened_root.schema(store)))
     _, kind = check_edit(edit, tail.schemas[store])
     _check_delivered(tail, delivered, options or StoreOptions())
     steps: list[str] = []
-    with translated_errors(opened.log, f"purge keys of store {store!r}", ConflictError):
-        new = _write_state(opened, edit, kind, execute=execute)
-        manifest = Manifest(new.entries)
-        kept = manifest.object_names()
+    with translated_errors(opened_root.log, f"purge keys of store {store!r}", ConflictError):
+        new_state = _write_state(opened_root, edit, kind, execute=execute)
+        manifest = Manifest(new_state.entries)
+        listed_names = manifest.object_names()
         if execute:
-            opened.log.append(_draft(opened, editor, edit, new), manifest)
+            opened_root.log.append(_draft(opened_root, editor, edit, new_state), manifest)
     steps.append(
-        f"remove {new.removed_keys} of {edit.keys.num_rows} given keys from store {store!r}, and write {new.written} "
-        "key-groups as new snapshots"
+        f"remove {new_state.removed_keys} of {edit.keys.num_rows} given keys from store {store!r}, and write "
+        f"{new_state.written} key-groups as new snapshots"
     )
     steps.append(
         f"append a record with the reason {editor.reason!r}; all versions before it end, and nothing undoes it"
     )
     if tail.savepoints:
         steps.append(f"end the savepoints {', '.join(savepoint.name for savepoint in tail.savepoints)}")
-    unlisted = [name for name in opened.objects.list("") if _may_hold_keys(name, kept)]
+    unlisted = [name for name in opened_root.objects.list("") if _may_hold_keys(name, listed_names)]
     steps.append(f"delete {len(unlisted)} objects: deltas with their output rows and dead letters, snapshots, requests")
     if execute:
-        steps += _delete(opened.objects, unlisted, kept)
-        _delete_unfinished(opened.root)
-    steps += _purge_local(opened.root, local_dir, execute=execute)
-    steps += _outside(opened.root)
+        steps += _delete(opened_root.objects, unlisted, listed_names)
+        _delete_unfinished(opened_root.root)
+    steps += _purge_local(opened_root.root, local_dir, execute=execute)
+    steps += _outside(opened_root.root)
     return Plan(tuple(steps), execute, tail.version, tail.offsets)
 
 
@@ -144,17 +144,19 @@ def _check_delivered(tail: Record, delivered: bool | str, options: StoreOptions)
     )
 
 
-def _write_state(opened: OpenRoot, edit: EditOfState, kind: StoreKind, *, execute: bool) -> _NewState:
+def _write_state(opened_root: OpenRoot, edit: EditOfState, kind: StoreKind, *, execute: bool) -> _NewState:
     """Write the state without the keys as snapshots, with ``execute``, and return its entries."""
-    tail = opened.tail
-    manifest = opened.log.manifest
+    tail = opened_root.tail
+    manifest = opened_root.log.manifest
     schemas = {name: schema_of_text(name, text) for name, text in tail.schemas.items()}
-    touched = set(touched_key_groups(schemas[edit.store], edit.keys, tail.total, tail.dispatch, manifest))
-    reader = Reader(opened.objects, opened.keys)
+    touched_numbers = set(touched_key_groups(schemas[edit.store], edit.keys, tail.total, tail.dispatch, manifest))
+    reader = Reader(opened_root.objects, opened_root.keys)
     entries: dict[Address, Entry] = {}
-    removed_rows = removed_keys = written = 0
+    removed_rows = 0
+    removed_keys = 0
+    written_count = 0
     for (store, key_group), entry in sorted(manifest.entries.items()):
-        has_keys = store == edit.store and key_group in touched
+        has_keys = store == edit.store and key_group in touched_numbers
         if entry.head == EMPTY_HEAD or not (entry.chain or has_keys):
             entries[store, key_group] = entry
             continue
@@ -169,48 +171,48 @@ def _write_state(opened: OpenRoot, edit: EditOfState, kind: StoreKind, *, execut
             removed_rows += count_state_rows(schema, kind, hits)
             removed_keys += len(schema.encoded(hits).unique())
             rows = rows.filter(pa.array(~is_hit))
-        sealed = schema.sealed(rows)
-        snapshot = _put(opened, schema, key_group, sealed, execute=execute)
-        entries[store, key_group] = Entry(snapshot, timer_ms=schema.earliest_ms(sealed) if rows.num_rows else None)
-        written += 1
-    return _NewState(entries, removed_rows, removed_keys, written)
+        sealed_rows = schema.sealed(rows)
+        snapshot = _put(opened_root, schema, key_group, sealed_rows, execute=execute)
+        entries[store, key_group] = Entry(snapshot, timer_ms=schema.earliest_ms(sealed_rows) if rows.num_rows else None)
+        written_count += 1
+    return _NewState(entries, removed_rows, removed_keys, written_count)
 
 
-def _put(opened: OpenRoot, schema: StoreSchema, key_group: int, rows: pa.Table, *, execute: bool) -> Snapshot:
+def _put(opened_root: OpenRoot, schema: StoreSchema, key_group: int, rows: pa.Table, *, execute: bool) -> Snapshot:
     """Return the snapshot of a key-group's rows. With ``execute``, put its object."""
-    head = opened.new_head()
+    head = opened_root.new_head()
     snapshot_id = paths.snapshot_id(head.version, head.attempt)
     data = part_codec.encode(rows, schema.due)
-    if opened.keys is not None:
-        data = opened.keys.new_encryption()(data, paths.snapshot_place(schema.store, key_group, snapshot_id))
+    if opened_root.keys is not None:
+        data = opened_root.keys.new_encryption()(data, paths.snapshot_place(schema.store, key_group, snapshot_id))
     if execute:
-        opened.objects.put_if_absent(paths.snapshot_name(schema.store, key_group, snapshot_id), data)
+        opened_root.objects.put_if_absent(paths.snapshot_name(schema.store, key_group, snapshot_id), data)
     return Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), rows.num_rows)
 
 
-def _draft(opened: OpenRoot, editor: Editor, edit: EditOfState, new: _NewState) -> Record:
+def _draft(opened_root: OpenRoot, editor: Editor, edit: EditOfState, new_state: _NewState) -> Record:
     """Return the record of the purge, which promises only itself."""
-    tail = opened.tail
+    tail = opened_root.tail
     counts = dict(tail.row_counts)
     if edit.store in counts:
-        counts[edit.store] -= new.removed_rows
-    draft = opened.draft(editor.to_record("purge", edit.store, edit.keys.num_rows), counts)
+        counts[edit.store] -= new_state.removed_rows
+    draft = opened_root.draft(editor.to_record("purge", edit.store, edit.keys.num_rows), counts)
     sequence = tail.sequence + 1
     return replace(draft, outputs=(), promised=sequence, purged=sequence, savepoints=(), previous_offsets=None)
 
 
-def _may_hold_keys(name: str, kept: set[str]) -> bool:
+def _may_hold_keys(name: str, listed_names: set[str]) -> bool:
     """Return whether an object may hold keys: a delta or snapshot that the new record does not list, or requests."""
     if name == paths.MAILBOX:
         return True
-    return paths.parse_object_name(name) is not None and name not in kept
+    return paths.parse_object_name(name) is not None and name not in listed_names
 
 
-def _delete(objects: ObjectStore, names: list[str], kept: set[str]) -> list[str]:
+def _delete(objects: ObjectStore, names: list[str], listed_names: set[str]) -> list[str]:
     """Delete the objects, and return a step for those that are still there."""
     for start in range(0, len(names), _DELETES_PER_REQUEST):
         objects.delete(names[start : start + _DELETES_PER_REQUEST])
-    remaining = [name for name in objects.list("") if _may_hold_keys(name, kept)]
+    remaining = [name for name in objects.list("") if _may_hold_keys(name, listed_names)]
     return (
         [f"NOT REMOVED: {len(remaining)} objects, such as {remaining[0]}. Run the command again"] if remaining else []
     )
@@ -237,7 +239,7 @@ def _purge_local(root: str, local_dir: str | None, *, execute: bool) -> list[str
 
 
 def _outside(root: str) -> list[str]:
-    """Return the steps that name what the command cannot reach."""
+    """Return a step for each place that may hold keys and that the command cannot reach."""
     places = ["copies of the root and backups", "rows in the source and in the sinks, dead-letter tables included"]
     if not root.startswith(("file:", "memory:")):
         places.insert(0, "noncurrent versions of objects, if the bucket keeps versions, and soft-deleted objects")

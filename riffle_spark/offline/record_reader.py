@@ -16,7 +16,7 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
 _BLOCK: Final = 16
-"""So many records are fetched at a time."""
+"""The number of records that are fetched at a time."""
 
 
 def list_records(objects: ObjectStore) -> list[int]:
@@ -31,8 +31,8 @@ def read_record(objects: ObjectStore, sequence: int) -> Record | None:
     """
     name = paths.record_name(sequence)
     with suppress(CorruptStateError):
-        fetched = fetch_record(objects, name, changed_only=True)
-        return None if fetched is None else fetched.record
+        response = fetch_record(objects, name, changed_only=True)
+        return None if response is None else response.record
     return None
 
 

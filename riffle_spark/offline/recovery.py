@@ -71,7 +71,7 @@ def adopt(
     Raises:
         ConfigError: the root has no state, the checkpoint is invalid or belongs to the same query, or it is unknown
             whether output was delivered.
-        FencedError: the query continued meanwhile.
+        FencedError: the query continued during the call.
 
     Example:
         >>> adopt("s3://bucket/state/visits", "s3://bucket/checkpoints/new", execute=True)  # doctest: +SKIP
@@ -201,8 +201,8 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
 def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, *, is_confirmed: bool) -> None:
     """Raise ``ConfigError`` if sealed output may be undelivered, according to the checkpoint ``spark`` of its query.
 
-    ``query_id`` is the query that adopts the state. ``is_confirmed`` is whether the operator says that it was
-    delivered. It is also raised, even then, if ``query_id`` already owns the state and will deliver the batch itself.
+    ``query_id`` is the query that adopts the state. ``is_confirmed`` is whether the operator confirms the delivery. A
+    confirmation is refused if ``query_id`` already owns the state, because that query will deliver the batch itself.
     """
     next_batch = spark.next_batch() if spark.query_id() == tail.query_id else -1
     if next_batch == tail.version and tail.query_id == query_id:
@@ -247,7 +247,7 @@ def rollback(
     Raises:
         ConfigError: the batch is not retained, or the checkpoint belongs to another query.
         CorruptStateError: objects of the batch are missing.
-        FencedError: the query continued meanwhile.
+        FencedError: the query continued during the call.
 
     Example:
         >>> rollback("s3://bucket/state/visits", 4711, "s3://bucket/checkpoints/visits")  # doctest: +SKIP
@@ -273,8 +273,10 @@ def rollback(
         offsets = _offsets_of(spark, target)
         manifest = log.manifest_of(target)
         runs_again = target.delivers_after_commit and target.version >= 0
-        needed = manifest.object_names() | ({link.object for _, link in target.outputs} if runs_again else set())
-        _check_present(objects, needed)
+        needed_objects = manifest.object_names() | (
+            {link.object for _, link in target.outputs} if runs_again else set()
+        )
+        _check_present(objects, needed_objects)
         is_tail_intact = _is_intact(log, tail)
         if is_tail_intact:
             way_back = f"--to record:{tail.sequence} returns to batch {tail.version} while that record is retained"
@@ -287,7 +289,7 @@ def rollback(
     steps = [step]
     if execute:
         with _half_done_errors(target, way_back):
-            _check_present(objects, () if is_tail_intact else needed)
+            _check_present(objects, () if is_tail_intact else needed_objects)
             steps += spark.restore(target.version, offsets, previous_offsets, runs_again=runs_again)
     else:
         suffix = ", which runs again to deliver its output" if runs_again else ""
@@ -393,9 +395,9 @@ def _stamp() -> Stamp:
     return Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)
 
 
-def _check_present(objects: ObjectStore, needed: Iterable[str]) -> None:
+def _check_present(objects: ObjectStore, object_names: Iterable[str]) -> None:
     """Raise ``CorruptStateError`` if one of these objects is missing."""
-    names = sorted(needed)
+    names = sorted(object_names)
     missing = [name for name, exists in zip(names, in_parallel(objects.exists, names), strict=True) if not exists]
     if missing:
         # Cause: A person or a lifecycle rule deleted them, or the batch is no longer retained.

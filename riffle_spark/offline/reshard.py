@@ -137,7 +137,7 @@ def _locked_folder(temporary: Path) -> Iterator[Path]:
 
 
 def _targets_of(schema: StoreSchema, state: pa.Table, source: int, new_shards: NewShards) -> npt.NDArray[np.int32]:
-    """Return the new shard of each row. ``new_shards`` is asked once per key of shard ``source``."""
+    """Return the new shard of each row. ``new_shards`` gets each key of shard ``source`` once."""
     numbers, firsts = group_keys(schema.encoded(state))
     return new_shards(source, state.select(schema.routing).take(pa.array(firsts)))[numbers]
 
@@ -148,8 +148,8 @@ def _sorted_state(schema: StoreSchema, rows: pa.Table) -> pa.Table:
     rows = rows.take(order)
     keys = schema.encoded(rows)
     sources = rows.column(_SOURCE).combine_chunks()
-    shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
-    places = pc.indices_nonzero(shared)
+    is_shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
+    places = pc.indices_nonzero(is_shared)
     if len(places):
         first = places[0].as_py()
         columns = readable_row(rows.select(schema.key.names), first)

@@ -42,8 +42,8 @@ class RollbackTarget(NamedTuple):
 def find_target(log: Log, tail: Record, target: int | str, objects: ObjectStore | None = None) -> Record:
     """Return the record that ``target`` names, as ``parse_target`` reads it.
 
-    A batch is one of the present history. At a time, the newest record of the present history that was written by then
-    counts. ``objects`` is needed for savepoints: it is the store that has the log. Raises ``ConfigError`` with the
+    A batch is one of the present history. A time names the newest record of the present history that was written at or
+    before it. ``objects`` is needed for savepoints: it is the store that has the log. Raises ``ConfigError`` with the
     available range if that record is not promised or not intact, ``CorruptStateError`` for a damaged savepoint.
     """
     parsed = parse_target(target)

@@ -1,4 +1,4 @@
-"""Read what a root contains: the records of its log, its stores, and the place of a key. Writes nothing."""
+"""Read the contents of a root: the records of its log, its stores, and the place of a key. Writes nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -38,7 +38,7 @@ class LoggedRecord:
 
     Attributes:
         sequence: its number.
-        kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt``, ``dispatch`` or
+        kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt``, ``dispatch``,
             ``savepoint`` or ``state`` (state that an operator changed).
         version: the newest batch after it, -1 for none.
         time_ms: when it was written, in milliseconds since the epoch.
@@ -183,8 +183,8 @@ def _current_before(objects: ObjectStore, tail: Record, end: int) -> int:
 
     If there was no later rollback, that takes one request.
     """
-    last = read_record(objects, end - 1)
-    if last is not None and last.rollbacks == tail.rollbacks:
+    last_record = read_record(objects, end - 1)
+    if last_record is not None and last_record.rollbacks == tail.rollbacks:
         return end - 1
     current = tail.sequence
     for record in read_back(objects, range(end, tail.sequence + 1)):
@@ -198,7 +198,8 @@ def _first_written(objects: ObjectStore, first: int, end: int, time_ms: int) -> 
 
     Records are taken to be in the order of their times. Those that are missing or damaged count as written before.
     """
-    low, high = first, end
+    low = first
+    high = end
     while low < high:
         middle = (low + high) // 2
         record = read_record(objects, middle)
@@ -239,7 +240,8 @@ def _target(record: Record, tail: Record, *, is_current: bool) -> str | None:
 
 def _logged(record: Record, previous: Record | None, target: str | None) -> LoggedRecord:
     """Return a record as it is shown. ``previous`` is the record before it, if it was read."""
-    rows = size = 0
+    rows = 0
+    size = 0
     if record.kind == "batch":
         for entry in record.entries.values():
             link = entry.chain[-1] if entry.chain else None

@@ -123,11 +123,11 @@ def _moves_of_record(record: Record, previous: Record | None) -> Sequence[Logged
     ]
     if previous is None or (previous.dispatch, previous.shards) != (record.dispatch, record.shards):
         return moves
-    explained = {task for moved in record.moves if moved.role == "owner" for task in moved.tasks}
+    explained_tasks = {task for moved in record.moves if moved.role == "owner" for task in moved.tasks}
     reason = record.kind if record.kind in _CHANGING_KINDS else None
     for task in [*record.owners, *(task for task in previous.owners if task not in record.owners)]:
         members = previous.owners.get(task, ""), record.owners.get(task, "")
-        if members[0] != members[1] and task not in explained:
+        if members[0] != members[1] and task not in explained_tasks:
             moves.append(_logged(record, version, task, record.written_ms, "owner", members, reason, ""))
     return moves
 
@@ -156,10 +156,10 @@ def _moves_of_status(objects: ObjectStore, newest: Record) -> Iterator[LoggedMov
     moves: tuple[MoveSummary, ...] = ()
     with suppress(CorruptStateError):
         moves = () if data is None else decode_status(data).moves
-    recorded = {(moved.time_ms, moved.role, task) for moved in newest.moves for task in moved.tasks}
+    recorded_moves = {(moved.time_ms, moved.role, task) for moved in newest.moves for task in moved.tasks}
     for move in reversed(moves):
         name = task_name(TaskId(move.group, move.key_group))
-        if move.time_ms >= newest.written_ms and (move.time_ms, move.role, name) not in recorded:
+        if move.time_ms >= newest.written_ms and (move.time_ms, move.role, name) not in recorded_moves:
             yield LoggedMove(
                 move.time_ms,
                 move.version,

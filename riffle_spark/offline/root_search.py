@@ -9,14 +9,14 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
 FOLDERS_MAX = 1_000
-"""A search looks into at most this many folders."""
+"""The most folders that a search lists."""
 _RECORDS = f"{paths.LOG}00000000"
-"""What the names of all records start with. The numbers of records have at most 12 digits."""
+"""The prefix of the names of all records. The numbers of records have at most 12 digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RootSearch:
-    """The roots below a prefix, sorted. ``is_complete`` is false if some folders were not looked into."""
+    """The roots below a prefix, sorted. ``is_complete`` is false if some folders were not listed."""
 
     roots: tuple[str, ...]
     is_complete: bool
@@ -27,17 +27,17 @@ def find_roots(
 ) -> RootSearch:
     """Return the roots of queries below a prefix, down to ``depth`` folders.
 
-    A root has a folder ``log`` with a record of a query. Below a root only the roots of wrapped queries are looked for.
+    A root has a folder ``log`` with a record of a query. Below a root only the roots of wrapped queries are searched.
     Sends one LIST for each of at most ``folders_max`` folders, those near the prefix first, and one more for each with
     a folder ``log``.
     """
     objects = open_store(prefix, options or StoreOptions())
     place = normalised(prefix)
     roots: list[str] = []
-    waiting = deque([("", 0)])
+    folders_to_list = deque([("", 0)])
     looks = 0
-    while waiting and looks < folders_max:
-        folder, level = waiting.popleft()
+    while folders_to_list and looks < folders_max:
+        folder, level = folders_to_list.popleft()
         looks += 1
         names = objects.list_folders(folder)
         is_root = paths.LOG.rstrip("/") in names and _has_record(objects, folder)
@@ -46,8 +46,8 @@ def find_roots(
         queries = [name for name in names if name.startswith(paths.QUERY)]
         following = queries if queries or is_root else names
         if level < depth:
-            waiting += [(f"{folder}{name}/", level + 1) for name in following]
-    return RootSearch(tuple(sorted(roots)), is_complete=not waiting)
+            folders_to_list += [(f"{folder}{name}/", level + 1) for name in following]
+    return RootSearch(tuple(sorted(roots)), is_complete=not folders_to_list)
 
 
 def _has_record(objects: ObjectStore, folder: str) -> bool:

@@ -1,4 +1,4 @@
-"""Read the status of a query below its root, beside the running query or after it.
+"""Read the status of a query below its root, while the query runs or after it has ended.
 
 Two objects are read: ``status.json``, which the driver writes at most once a minute, and the newest record of the log,
 for the last commit. Without a status, members and owners are those of the log.
@@ -27,11 +27,11 @@ from riffle_spark.state.objects.store import ObjectStore
 
 Health = Literal["ok", "behind", "paused", "silent", "skewed", "failed", "stopped", "unknown"]
 _BEHIND_INTERVALS = 3
-"""A query with unread records is behind if its last commit is older than so many intervals of its status."""
+"""A query with unread records is behind if its last commit is older than this number of intervals of its status."""
 _LATE_SECONDS = 15.0
 """How late the driver may write its status."""
 _SKEW_SECONDS = 60.0
-"""How far the driver's clock may be ahead of this machine's. Beyond it, ages of the driver's times mean nothing."""
+"""How far the driver's clock may be ahead of this machine's. Beyond it, ages are meaningless."""
 _READ_TRIES = 3
 
 
@@ -79,7 +79,7 @@ class RootStatus:
 
     @property
     def skew_seconds(self) -> float:
-        """How far the newest time that the driver wrote is in the future, in seconds."""
+        """The seconds by which the newest time that the driver wrote is in the future."""
         newest_ms = max(self.facts.time_ms, self.commit_ms or 0)
         return max(0.0, (newest_ms - self.now_ms) / 1000)
 
@@ -141,7 +141,7 @@ class RootStatus:
         return None
 
     def _ago(self, time_ms: int) -> str:
-        """Return how long ago a time of the driver is, and the time."""
+        """Return the age of a time of the driver, and the time."""
         return f"{show_duration(max(0.0, (self.now_ms - time_ms) / 1000))} ago ({show_time(time_ms)})"
 
     def is_stuck(self, seconds: float) -> bool:
@@ -164,7 +164,7 @@ class RootStatus:
         return None
 
     def to_json(self) -> dict[str, object]:
-        """Return what is computed from the status and the log, as JSON. Ages are in seconds."""
+        """Return the values that are computed from the status and the log, as JSON. Ages are in seconds."""
         return {
             "root": self.root,
             "now_ms": self.now_ms,

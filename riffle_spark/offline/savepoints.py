@@ -1,9 +1,9 @@
-"""Create, list and delete savepoints (`riffle savepoint`), beside the running query or on a stopped one.
+"""Create, list and delete savepoints of a running or stopped query (`riffle savepoint`).
 
 Theory of operation. A running query that reads requests (``control = on``) creates and deletes savepoints itself, by a
 request in the mailbox. On a stopped query the command appends a record of kind ``savepoint`` under a higher epoch. It
-would fence a driver that still runs, so it is refused unless the query's status says that the query has ended, or the
-caller does.
+would fence a driver that still runs. So it is refused unless the query has ended according to its status or to the
+caller.
 """
 
 import socket
@@ -109,10 +109,10 @@ class Savepoints:
             return False
         if read_requests(self.tail.orders).control:
             return True
-        running = "The query runs" if state == "running" else "It is unknown whether the query has stopped"
+        problem = "The query runs" if state == "running" else "It is unknown whether the query has stopped"
         # Cause: Without a request only a record under a higher epoch can change savepoints. It would stop the query.
         raise ConfigError(
-            f"{running}, and its driver does not read requests.",
+            f"{problem}, and its driver does not read requests.",
             remedy='Set control = on (in the running query: job.reconfigure(control="on")), and retry after its next '
             "batch. Or stop the query, and add --stopped.",
             where=self.root,
@@ -155,23 +155,23 @@ class Savepoints:
     def create(self, name: str, version: int | str | None = None) -> RecordedSavepoint:
         """Create a savepoint of a batch, or of the newest one, on a stopped query. A driver that still runs is fenced.
 
-        Raises ``ConfigError`` if it is refused, ``FencedError`` if the query continued meanwhile. Then nothing was
-        created.
+        Raises ``ConfigError`` if it is refused, ``FencedError`` if the query continued during the call. Then nothing
+        was created.
         """
         check_addition(self.tail.savepoints, name)
         record = self.tail if version is None else self._find(version)
         with translated_errors(self._log, f"create savepoint {name!r}"):
             user = f"{user_name()}@{socket.gethostname()}"
-            new = NewSavepoint(name, uuid.uuid4().hex, time.time_ns() // 1_000_000, user)
-            savepoint = put_savepoint(self._objects, self._log, record, new, self.tail.epoch + 1)
+            new_savepoint = NewSavepoint(name, uuid.uuid4().hex, time.time_ns() // 1_000_000, user)
+            savepoint = put_savepoint(self._objects, self._log, record, new_savepoint, self.tail.epoch + 1)
             self._append((*self.tail.savepoints, savepoint))
         return savepoint
 
     def delete(self, name: str) -> RecordedSavepoint:
         """Delete a savepoint on a stopped query, and return it. A driver that still runs is fenced.
 
-        What only the savepoint kept is deleted by the query after its next start. Raises ``ConfigError`` if there is no
-        savepoint of this name, ``FencedError`` if the query continued meanwhile.
+        After its next start the query deletes the objects that only the savepoint kept. Raises ``ConfigError`` if there
+        is no savepoint of this name, ``FencedError`` if the query continued during the call.
         """
         savepoint = find_savepoint(self.tail.savepoints, name)
         with translated_errors(self._log, f"delete savepoint {name!r}"):
@@ -205,15 +205,15 @@ class Savepoints:
             objects[savepoint.name] = savepoint_objects(record)
             for name, size in object_sizes(record).items():
                 sizes[name] = max(size, sizes.get(name, 0))
-        retained = self._retained_objects() if objects else set()
-        only = set[str]().union(*objects.values()) - retained
-        measured = (
+        retained_names = self._retained_objects() if objects else set()
+        only = set[str]().union(*objects.values()) - retained_names
+        measured_savepoints = (
             SavepointOnRoot(savepoint, problem=problems[savepoint.name])
             if savepoint.name in problems
-            else _measured(savepoint, objects, retained, sizes)
+            else _measured(savepoint, objects, retained_names, sizes)
             for savepoint in self.tail.savepoints
         )
-        return SavepointCosts(tuple(measured), len(only), sum(sizes[name] for name in only))
+        return SavepointCosts(tuple(measured_savepoints), len(only), sum(sizes[name] for name in only))
 
     def _retained_objects(self) -> set[str]:
         """Return the names of all objects that retained records list."""
@@ -228,7 +228,8 @@ class Savepoints:
 
 
 def open_running_log(objects: ObjectStore, root: str) -> tuple[Log, Record]:
-    """Return the log of a query that may run, and its newest record. It is read again if the query commits meanwhile.
+    """Return the log of a query that may run, and its newest record. It is read again if the query commits at this
+    time.
 
     Raises ``ConfigError`` if there is no log, ``UnavailableError`` if the query commits at each attempt.
     """
@@ -256,11 +257,15 @@ def _measured(
     savepoint: RecordedSavepoint, objects: Mapping[str, set[str]], retained: set[str], sizes: Mapping[str, int]
 ) -> SavepointOnRoot:
     """Return a savepoint with its cost. ``objects`` are those of each savepoint, ``retained`` those of all records."""
-    own = objects[savepoint.name]
-    others = (names for name, names in objects.items() if name != savepoint.name)
-    only = own - retained - set[str]().union(*others)
+    own_objects = objects[savepoint.name]
+    other_savepoints = (names for name, names in objects.items() if name != savepoint.name)
+    exclusive_objects = own_objects - retained - set[str]().union(*other_savepoints)
     return SavepointOnRoot(
-        savepoint, len(own), sum(sizes[name] for name in own), len(only), sum(sizes[name] for name in only)
+        savepoint,
+        len(own_objects),
+        sum(sizes[name] for name in own_objects),
+        len(exclusive_objects),
+        sum(sizes[name] for name in exclusive_objects),
     )
 
 

@@ -144,8 +144,8 @@ def _groups(tail: Record, settings: Settings, root: str) -> Groups:
     caches = [store for store, _ in settings.store_groups if store not in tail.schemas]
     groups = Groups.of_query([*tail.schemas, *caches], settings.store_groups)
     recorded_groups = {task.group for task in recorded_assignment(tail).owners}
-    unrecorded = {groups.of(store) for store in tail.schemas} - recorded_groups - {GROUP}
-    if unrecorded or recorded_groups - {*groups.names}:
+    unrecorded_groups = {groups.of(store) for store in tail.schemas} - recorded_groups - {GROUP}
+    if unrecorded_groups or recorded_groups - {*groups.names}:
         raise ConfigError(
             f"The stores below {root} have other co-location groups than store_groups sets.",
             remedy="Give the command the store_groups that the query runs with.",
@@ -188,17 +188,17 @@ def _event(changes: Changes, members: Sequence[RecordedMember]) -> Event:
     check_known("member, executor or host", changes.drop, sorted(names), source="--drop")
     racks = sorted({member.rack for member in members if member.rack is not None})
     check_known("rack", changes.drop_racks, racks, source="--drop-rack")
-    dropped = [
+    dropped_members = [
         member.id
         for member in members
         if {member.id, member.executor, member.host} & set(changes.drop) or member.rack in changes.drop_racks
     ]
-    if len(dropped) == len(members) and not changes.add:
+    if len(dropped_members) == len(members) and not changes.add:
         raise ConfigError(
             "No member would remain.", remedy="Drop fewer members, or --add some.", where="--drop", id="RIFFLE-0153"
         )
     remaining_racks = [rack for rack in racks if rack not in changes.drop_racks]
     new_racks = changes.add_racks or tuple(remaining_racks) or (None,)
     slots = max((member.slots for member in members), default=1)
-    added = (Client(Member(f"new{n}", slots, new_racks[n % len(new_racks)])) for n in range(changes.add))
-    return Event(drop=tuple(dropped), add=tuple(added))
+    added_clients = (Client(Member(f"new{n}", slots, new_racks[n % len(new_racks)])) for n in range(changes.add))
+    return Event(drop=tuple(dropped_members), add=tuple(added_clients))

@@ -61,7 +61,7 @@ class KeyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Editor:
-    """Who changes state, and why. The record of the change has both."""
+    """The operator who changes state, and the reason. The record of the change has both."""
 
     reason: str
     user: str = ""
@@ -95,7 +95,7 @@ class Editor:
         return cls(reason, user, socket.gethostname())
 
     def to_record(self, action: str, store: str, keys: int) -> dict[str, object]:
-        """Return the ``edit`` of a record: the action, the store, the number of keys, who and why."""
+        """Return the ``edit`` of a record: the action, the store, the number of keys, the operator and the reason."""
         return {
             "action": action,
             "store": store,
@@ -162,10 +162,10 @@ def open_root(root: str, options: StoreOptions, encryption_keys: str | None) -> 
     if tail is None:
         # Cause: The root is wrong, or the query has not committed a batch yet.
         raise ConfigError(f"{root} holds no state.", remedy="Correct the root.", where=root, id="RIFFLE-1596")
-    encrypted = next((store for store, text in tail.schemas.items() if read_encryption_key(text)), None)
-    if keys is None and encrypted is not None:
+    encrypted_store = next((store for store, text in tail.schemas.items() if read_encryption_key(text)), None)
+    if keys is None and encrypted_store is not None:
         raise ConfigError(
-            f"The state of store {encrypted!r} is encrypted, but encryption_keys is not set.",
+            f"The state of store {encrypted_store!r} is encrypted, but encryption_keys is not set.",
             remedy="Set encryption_keys in the settings file.",
             where="encryption_keys",
             id="RIFFLE-1597",
@@ -191,7 +191,7 @@ def delete_keys(
         store: the store of the keys.
         keys: the keys. A file may omit key columns by which rows are not routed; then it names all keys with its
             values.
-        editor: who deletes, and why.
+        editor: the operator who deletes, and the reason.
         variable: delete only this variable of a processor. Otherwise all variables and timers of the keys.
         options: how to reach the object store.
         encryption_keys: the setting of the same name.
@@ -202,14 +202,14 @@ def delete_keys(
 
     Raises:
         ConfigError: the root has no state, or keys, store or variable do not fit.
-        ConflictError: the query continued meanwhile.
+        ConflictError: the query continued during the call.
 
     Example:
         >>> delete_keys("s3://bucket/visits", "visits", KeyChoice("ann"), Editor("ticket 7"))  # doctest: +SKIP
     """
-    opened = open_root(root, options or StoreOptions(), encryption_keys)
-    edit = EditOfState(store, read_keys(keys, opened.schema(store)), variable)
-    return _change(opened, edit, editor, execute=execute)
+    opened_root = open_root(root, options or StoreOptions(), encryption_keys)
+    edit = EditOfState(store, read_keys(keys, opened_root.schema(store)), variable)
+    return _change(opened_root, edit, editor, execute=execute)
 
 
 def set_value(  # noqa: PLR0913 - the options of a command
@@ -230,10 +230,10 @@ def set_value(  # noqa: PLR0913 - the options of a command
     For a processor ``variable`` names the variable. A value with a TTL counts as written in the newest batch. Other
     arguments, the result and the errors are those of ``delete_keys``.
     """
-    opened = open_root(root, options or StoreOptions(), encryption_keys)
-    keys = read_keys(KeyChoice(key), opened.schema(store))
-    edit = EditOfState(store, keys, variable, (parse_value(value),), opened.tail.time_ms or 0)
-    return _change(opened, edit, editor, execute=execute)
+    opened_root = open_root(root, options or StoreOptions(), encryption_keys)
+    keys = read_keys(KeyChoice(key), opened_root.schema(store))
+    edit = EditOfState(store, keys, variable, (parse_value(value),), opened_root.tail.time_ms or 0)
+    return _change(opened_root, edit, editor, execute=execute)
 
 
 def parse_value(text: str, *, exact: bool = True) -> object:
@@ -249,17 +249,17 @@ def parse_value(text: str, *, exact: bool = True) -> object:
         ) from error
 
 
-def _change(opened: OpenRoot, edit: EditOfState, editor: Editor, *, execute: bool) -> Plan:
-    tail = opened.tail
+def _change(opened_root: OpenRoot, edit: EditOfState, editor: Editor, *, execute: bool) -> Plan:
+    tail = opened_root.tail
     action = "set" if edit.sets else "delete"
     schema, kind = check_edit(edit, tail.schemas[edit.store])
-    manifest = opened.log.manifest
+    manifest = opened_root.log.manifest
     key_groups = touched_key_groups(schema, edit.keys, tail.total, tail.dispatch, manifest)
     by_key = tail.dispatch == "key_group"
-    with translated_errors(opened.log, f"{action} keys of store {edit.store!r}", ConflictError):
-        edited = edit_state(
-            opened.stored,
-            opened.new_head(),
+    with translated_errors(opened_root.log, f"{action} keys of store {edit.store!r}", ConflictError):
+        edit_result = edit_state(
+            opened_root.stored,
+            opened_root.new_head(),
             schema,
             kind,
             edit,
@@ -267,19 +267,21 @@ def _change(opened: OpenRoot, edit: EditOfState, editor: Editor, *, execute: boo
             only_present=not by_key,
             is_plan=not execute,
         )
-        if not edited.keys:
+        if not edit_result.keys:
             return Plan((_nothing_to_do(edit, by_key=by_key),), execute, tail.version, tail.offsets)
         if execute:
-            record = editor.to_record(action, edit.store, edited.keys)
+            record = editor.to_record(action, edit.store, edit_result.keys)
             if edit.variable:
                 record["variable"] = edit.variable
-            draft = opened.draft(record, _row_counts(tail, edit.store, edited))
-            opened.log.append(draft, manifest.with_entries(edited.entries))
-    what = f"variable {edit.variable!r} of " if edit.variable else ""
-    undo = command("rollback", "--execute", root=opened.root, to=f"record:{tail.sequence}", checkpoint="CHECKPOINT")
+            draft = opened_root.draft(record, _row_counts(tail, edit.store, edit_result))
+            opened_root.log.append(draft, manifest.with_entries(edit_result.entries))
+    subject = f"variable {edit.variable!r} of " if edit.variable else ""
+    undo = command(
+        "rollback", "--execute", root=opened_root.root, to=f"record:{tail.sequence}", checkpoint="CHECKPOINT"
+    )
     steps = (
-        f"{action} {what}{edited.keys} of {edit.keys.num_rows} given keys in store {edit.store!r}, in "
-        f"{len(edited.entries)} key-groups, as of batch {tail.version}",
+        f"{action} {subject}{edit_result.keys} of {edit.keys.num_rows} given keys in store {edit.store!r}, in "
+        f"{len(edit_result.entries)} key-groups, as of batch {tail.version}",
         f"append a record with the reason {editor.reason!r}; while record {tail.sequence} is retained, this undoes it: "
         f"{undo}",
     )
@@ -309,8 +311,8 @@ def read_keys(keys: KeyChoice, schema: StoreSchema) -> pa.Table:
     try:
         table = pq.read_table(keys.file)
         check_known("column", table.column_names, schema.key.names, source="the file", where=str(keys.file))
-        wanted = pa.schema([field for field in schema.key if field.name in table.column_names])
-        return cast_table(table.select(wanted.names), wanted).combine_chunks()
+        key_schema = pa.schema([field for field in schema.key if field.name in table.column_names])
+        return cast_table(table.select(key_schema.names), key_schema).combine_chunks()
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"The file of keys cannot be read: {error}",

@@ -57,7 +57,7 @@ class ListedRequest:
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """What a member has after a request to drain it was applied.
+    """The copies that a member still has after a request to drain it was applied.
 
     Attributes:
         owned: key-groups that it owns.
@@ -93,7 +93,7 @@ class Mailroom:
         self._tail = self._newest_record()
 
     def _newest_record(self) -> Record:
-        """Read the newest record, again if the query commits meanwhile."""
+        """Read the newest record. Repeat the read if the query commits at the same time."""
         for tries_left in range(_OPEN_TRIES - 1, -1, -1):
             log = Log(self._objects, self.root)
             try:
@@ -119,7 +119,7 @@ class Mailroom:
         """The newest record that was read."""
         return self._tail
 
-    def _look(self) -> StoredRequests:
+    def _current_requests(self) -> StoredRequests:
         """Return the operator requests in the newest record."""
         for record in self._log.records_after(self._tail.sequence):
             self._tail = record
@@ -130,7 +130,7 @@ class Mailroom:
 
         Raises ``ConfigError`` if the driver does not read requests, or too many have no answer.
         """
-        if not self._look().control:
+        if not self._current_requests().control:
             raise ConfigError(
                 "The driver of this query does not read requests, as of its newest record.",
                 remedy="Start the query with the setting control = on, and retry after its first batch.",
@@ -148,13 +148,13 @@ class Mailroom:
             time_ms=now_ms,
             expires_ms=now_ms + round(expires_seconds * 1000),
         )
-        return add_request(self._objects, request, lambda: last_number(self._look().answers))
+        return add_request(self._objects, request, lambda: last_number(self._current_requests().answers))
 
     def wait(self, request: MailboxRequest, seconds: float) -> ListedRequest:
         """Wait up to ``seconds`` for the answer to a request. Return the request, ``pending`` if there is none."""
         deadline = time.monotonic() + seconds
         while True:
-            listed = _listed(request, self._look().answers)
+            listed = _listed(request, self._current_requests().answers)
             if listed.state != "pending" or time.monotonic() >= deadline:
                 return listed
             time.sleep(_LOOK_SECONDS)
@@ -162,7 +162,7 @@ class Mailroom:
     def describe_stop(self, state: RootStatus | None = None) -> str:
         """Return why the query answers no requests now, as its status shows it. Empty if it runs or has no status.
 
-        ``state`` is the status; without it, it is read.
+        ``state`` is the status. If it is missing, this reads it.
         """
         try:
             state = state or read_status(self.root, self._options)
@@ -180,16 +180,19 @@ class Mailroom:
         return ""
 
     def drain_progress(self, drain: ListedRequest) -> DrainProgress | None:
-        """Return what the member of an applied drain has. ``None`` if nothing newer than the answer is known yet.
+        """Return the progress of an applied drain, ``None`` if nothing newer than the answer is known yet.
 
-        It is read from the status. Without one, from the newest record, which an idle query does not write.
+        It is read from the status. If there is no status, it is read from the newest record. An idle query writes no
+        records.
         """
         state = read_status(self.root, self._options)
         stopped = self.describe_stop(state)
         if state.status is not None and state.facts.answered < drain.request.number and not stopped:
             return None
         name = drain.request.arguments["member"]
-        member = next((each for each in state.facts.members if name in (each.id, each.executor)), None)
+        member = next(
+            (candidate for candidate in state.facts.members if name in (candidate.id, candidate.executor)), None
+        )
         drained = read_requests(state.record.orders).drained
         if member is None:  # it has left the query
             return DrainProgress(0, 0, 0, stopped=stopped)
@@ -197,9 +200,9 @@ class Mailroom:
         return DrainProgress(member.owned, member.standbys, member.warmups, is_drained, stopped)
 
     def watch_drain(self, drain: ListedRequest, seconds: float) -> Iterator[DrainProgress]:
-        """Yield what the member of an applied drain has, at first and after each change.
+        """Yield the progress of an applied drain, at first and after each change.
 
-        End once it is empty, the drain has ended, the query has stopped, or ``seconds`` have passed.
+        Stop once the member is empty, the drain has ended, the query has stopped, or ``seconds`` have passed.
         """
         deadline = time.monotonic() + seconds
         previous = None
@@ -218,13 +221,13 @@ class Mailroom:
     def requests(self) -> list[ListedRequest]:
         """Return the requests in the mailbox with their answers, oldest first. Raises ``ConfigError``."""
         mailbox, _ = read_mailbox(self._objects)
-        answers = self._look().answers
+        answers = self._current_requests().answers
         return [_listed(request, answers) for request in mailbox.requests]
 
 
 def _listed(request: MailboxRequest, answers: tuple[Answer, ...]) -> ListedRequest:
     """Return a request with its answer."""
-    answer = next((each for each in answers if each.number == request.number), None)
+    answer = next((candidate for candidate in answers if candidate.number == request.number), None)
     if answer is not None:
         return ListedRequest(request, answer.state, answer)
     return ListedRequest(request, "answered" if request.number <= last_number(answers) else "pending")

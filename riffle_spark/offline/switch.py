@@ -80,9 +80,8 @@ def switch_dispatch(
 
     Raises:
         ConfigError: the root has no state, or the switch is impossible.
-        ConflictError: a key has state in two partitions that would be merged, or the query continued meanwhile.
-
-    Example:
+        ConflictError: a key has state in two partitions that would be merged, or the query continued during the call.
+        Example:
         >>> switch_dispatch("s3://bucket/state/visits", "key_group", key_groups=512)  # doctest: +SKIP
     """
     options = options or StoreOptions()
@@ -130,7 +129,7 @@ def switch_keys(
     Then the query must be stopped. Savepoints keep their parts, and need the old keys until they are deleted.
 
     Without ``execute`` everything is read and checked, and nothing is written. Raises
-    ``ConfigError`` if a key is missing, ``ConflictError`` if the query continued meanwhile.
+    ``ConfigError`` if a key is missing, ``ConflictError`` if the query continued during the call.
     """
     options = options or StoreOptions()
     root = only_root(root, options)
@@ -264,15 +263,15 @@ class _Switch:
         entries: dict[Address, Entry] = {}
         steps = []
         for store in sorted({store for store, _ in manifest.entries}):
-            old = {shard: entry for (name, shard), entry in manifest.entries.items() if name == store}
+            old_entries = {shard: entry for (name, shard), entry in manifest.entries.items() if name == store}
             schema = schema_of_text(store, self.tail.schemas[store])
-            new = self._move_state(schema, old, new_shards)
-            entries |= {(store, shard): entry for shard, entry in new.items()}
+            new_entries = self._move_state(schema, old_entries, new_shards)
+            entries |= {(store, shard): entry for shard, entry in new_entries.items()}
             unit = "keys" if schema.one_row_a_key else "entries"
-            snapshots = [entry.snapshot for entry in new.values() if entry.snapshot]
+            snapshots = [entry.snapshot for entry in new_entries.values() if entry.snapshot]
             steps.append(
                 f"write the state of store {store!r}: {sum(s.rows for s in snapshots)} {unit}, "
-                f"{sum(s.length for s in snapshots)} bytes, from {len(old)} shards to {len(new)}"
+                f"{sum(s.length for s in snapshots)} bytes, from {len(old_entries)} shards to {len(new_entries)}"
             )
         return Manifest(entries), new_shards.shards, steps
 
@@ -364,8 +363,8 @@ class _ByPartition:
 
         ``offsets`` is Spark's offset-log entry, which names partitions.
         """
-        self._known = partitions_in(offsets)
-        self.shards = Shards().extended(self._known or (), total)
+        self._known_partitions = partitions_in(offsets)
+        self.shards = Shards().extended(self._known_partitions or (), total)
         self._partition_of = partition_of
         self._total = total
 
@@ -375,7 +374,7 @@ class _ByPartition:
         if not _call_checked(self._partition_of, keys.slice(0, _SAMPLE_KEYS)).equals(answer.slice(0, _SAMPLE_KEYS)):
             raise _invalid_answer_error("returned another partition when it was called again with fewer keys")
         partitions = _distinct_partitions(answer)
-        unknown = sorted(partitions - self._known) if self._known else []
+        unknown = sorted(partitions - self._known_partitions) if self._known_partitions else []
         if unknown:
             raise _invalid_answer_error(f"returned {unknown[0][0]}/{unknown[0][1]}, which the query has never read")
         self.shards = self.shards.extended(partitions, self._total)
@@ -401,7 +400,7 @@ def _call_checked(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
         answer = cast_table(answer.select(_PARTITION_SCHEMA.names), _PARTITION_SCHEMA).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _invalid_answer_error(
-            f"returned a topic that is not text or a partition that is no integer: {error}"
+            f"returned a topic that is not text or a partition that is not an integer: {error}"
         ) from error
     if any(column.null_count for column in answer.columns):
         raise _invalid_answer_error("returned a null")

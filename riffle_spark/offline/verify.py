@@ -39,7 +39,7 @@ __all__ = ["Finding", "Verified", "verify"]
 
 _RESTORE = "Restore it from a backup, or roll back to a batch that does not need it (riffle rollback)."
 _GAP_MAX = 100
-"""Limit of records that are looked for or reported individually in a gap of the log's numbers."""
+"""Limit of records that are searched or reported individually in a gap of the log's numbers."""
 
 
 class _Part(NamedTuple):
@@ -91,8 +91,8 @@ def verify(
 ) -> Verified:
     """Check everything that the retained records and savepoints of a root list, and whether ``checkpoint`` matches.
 
-    Sends GETs and LISTs only. If the query runs meanwhile, objects that its retention deletes may be among the findings
-    of older batches. ``encryption_keys`` is the setting. Raises ``UnavailableError`` if the store does not answer, and
+    Sends GETs and LISTs only. If the query runs during the check, findings of older batches may name objects that its
+    retention deletes. ``encryption_keys`` is the setting. Raises ``UnavailableError`` if the store does not answer, and
     ``ConfigError`` if it cannot be read or no keys are set for encrypted state.
     """
     options = options or StoreOptions()
@@ -133,9 +133,9 @@ def _read_log(verification: _Verification, root: str) -> None:
     """Read all records into ``verification``. Add findings for damaged records, gaps and foreign objects."""
     names = verification.names
     sequences = sorted(s for s in map(paths.parse_record_name, names) if s is not None)
-    known = (name for name in names if not paths.is_of_shared_root(name) and name not in paths.REPLACED)
+    own_names = (name for name in names if not paths.is_of_shared_root(name) and name not in paths.REPLACED)
     foreign = [
-        name for name in known if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
+        name for name in own_names if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
     ]
     if foreign and len(foreign) == len(names):
         verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct the root.")
@@ -155,8 +155,8 @@ def _read_log(verification: _Verification, root: str) -> None:
             errors[gap.stop] = paths.far_beyond_error(gap.stop)
             verification.digests.pop(gap.stop)
             continue
-        unlisted = {sequence: _read_record(verification, sequence) for sequence in gap[:_GAP_MAX]}  # a LIST may lag
-        errors |= {sequence: error for sequence, error in unlisted.items() if error}
+        gap_errors = {sequence: _read_record(verification, sequence) for sequence in gap[:_GAP_MAX]}  # a LIST may lag
+        errors |= {sequence: error for sequence, error in gap_errors.items() if error}
     tail = verification.tail
     first = _first_sequence(verification, tail)
     for sequence in sorted(s for s in verification.digests if s < first):
@@ -164,12 +164,12 @@ def _read_log(verification: _Verification, root: str) -> None:
         remedy = "None: a scan of the query deletes it."
         verification.add("note", paths.record_name(sequence), problem, remedy)
         verification.records.pop(sequence, None)
-    lost = {
+    lost_records = {
         sequence: missing_object_error(paths.record_name(sequence))
         for sequence in _lost_below(verification, first, tail)
     }
-    for sequence, error in sorted((errors | lost).items()):
-        if sequence >= first or sequence in lost:
+    for sequence, error in sorted((errors | lost_records).items()):
+        if sequence >= first or sequence in lost_records:
             verification.add_error(_record_level(verification, sequence, tail), error, paths.record_name(sequence))
 
 
@@ -206,8 +206,8 @@ def _lost_below(verification: _Verification, first: int, tail: Record | None) ->
     if tail is None:
         return set()
     promised = [record for record in verification.records.values() if record.sequence >= tail.promised]
-    needed = {tail.full, *(record.full for record in promised), *range(tail.promised, first)[-_GAP_MAX:]}
-    return {sequence for sequence in needed if sequence < first}
+    needed_records = {tail.full, *(record.full for record in promised), *range(tail.promised, first)[-_GAP_MAX:]}
+    return {sequence for sequence in needed_records if sequence < first}
 
 
 def _first_sequence(verification: _Verification, tail: Record | None) -> int:
@@ -265,20 +265,20 @@ def _check_parts(verification: _Verification, tail: Record) -> None:
     for record in _read_savepoints(verification, tail):
         for part in _parts_of(verification, record, "rollback"):
             levels.setdefault(part, "rollback")
-    listed: set[str] = set()
+    listed_names: set[str] = set()
     reader = Reader(verification.objects, verification.keys)
     links: dict[Link, list[_Part]] = {}
     for part in levels:
         if isinstance(part.part, Link):
             links.setdefault(part.part, []).append(part)
     for run in bounded_runs(reader, links):
-        listed.add(run[0].object)
+        listed_names.add(run[0].object)
         _check_links(verification, reader, run, links, levels, schemas)
     for part, level in levels.items():
         if isinstance(part.part, Snapshot) and part.key_group is not None:
             address = (part.store, part.key_group)
-            listed.add(_check_snapshot(verification, address, part.part, level, schemas))
-    _note_orphans(verification, listed, tail)
+            listed_names.add(_check_snapshot(verification, address, part.part, level, schemas))
+    _note_orphans(verification, listed_names, tail)
 
 
 def _read_savepoints(verification: _Verification, tail: Record) -> Iterator[Record]:
@@ -413,9 +413,9 @@ def _check_rows(
 def _note_orphans(verification: _Verification, listed: set[str], tail: Record) -> None:
     """Add findings for unlisted objects of a newer epoch than the log's, because its newest records may be lost."""
     for name in verification.names:
-        parsed = paths.parse_object_name(name)
-        if parsed is not None and parsed.epoch > tail.epoch and name not in listed:
-            problem = f"The object is of epoch {parsed.epoch}, but the newest record is of epoch {tail.epoch}."
+        object_name = paths.parse_object_name(name)
+        if object_name is not None and object_name.epoch > tail.epoch and name not in listed:
+            problem = f"The object is of epoch {object_name.epoch}, but the newest record is of epoch {tail.epoch}."
             remedy = "Check whether a newer driver runs. If none does, the newest records are lost: restore log/."
             verification.add("note", name, problem, remedy)
 
@@ -465,10 +465,10 @@ def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]
         return False
     if not verification.records.keys() >= {*record.bases}:
         return False
-    needed: set[str] = set()
+    needed_places: set[str] = set()
     for store, key_group, part in _parts_of(verification, record, "rollback"):
         if isinstance(part, Link):
-            needed |= {part.object, name_range(part)}
+            needed_places |= {part.object, name_range(part)}
         elif key_group is not None:
-            needed.add(paths.snapshot_name(store, key_group, part.id))
-    return needed.isdisjoint(damaged)
+            needed_places.add(paths.snapshot_name(store, key_group, part.id))
+    return needed_places.isdisjoint(damaged)

@@ -1,3 +1,4 @@
-"""One micro-batch as steps over ports. Has no Spark, clock, chance or threads of its own; the simulation runs exactly
-this.
+"""The steps of one micro-batch, on top of ports.
+
+The package has no Spark, clock, random numbers or threads of its own. So simulations run the same code.
 """

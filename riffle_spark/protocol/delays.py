@@ -1,4 +1,4 @@
-"""Decide when something that failed may be tried again. Each failure in a row doubles the delay, up to a maximum."""
+"""Decide when failed work may be tried again. Each failure in a row doubles the delay, up to a maximum."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

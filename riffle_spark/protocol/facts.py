@@ -1,4 +1,4 @@
-"""What a driver knows about its query at one moment: members, placement, sizes, lags and counters.
+"""The facts of a driver about its query at one moment: members, placement, sizes, lags and counters.
 
 The driver makes a ``DriverFacts`` after each batch, and about once a second while the query is idle. It sends no
 request for it. All values are immutable, so any thread may read them. They never contain keys or values of user data.
@@ -117,7 +117,7 @@ class MoveSummary:
         from_member: the member that it left; empty if it had none.
         to_member: the member that it moved to.
         reason: why it moved.
-        goal: what the assignment achieves by it.
+        goal: the goal of the assignment that it improves.
         topic: the topic of the key-group with dispatch by partition, else empty.
         partition: the partition with dispatch by partition, else ``None``.
     """

@@ -2,7 +2,7 @@
 
 1. Upper and lower case are the same unless ``spark.sql.caseSensitive`` is set.
 2. ``s.x`` is field x of column s, unless a column has that whole name.
-3. Spark allows several columns with the same name. Inside, each gets a unique name.
+3. Spark allows several columns with the same name. Inside riffle_spark each gets a unique name.
 """
 
 import re
@@ -49,10 +49,10 @@ class Input(NamedTuple):
 
         Raises ``ConfigError`` if two struct fields would get the same name.
         """
-        added = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
-        check_fields([*self.fields, *added])
-        kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added]
-        return Input(pa.schema([*self.rows, *kinds]), self.shown, (*self.fields, *added))
+        added_fields = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
+        check_fields([*self.fields, *added_fields])
+        kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added_fields]
+        return Input(pa.schema([*self.rows, *kinds]), self.shown, (*self.fields, *added_fields))
 
 
 def is_same_name(first: str, second: str, *, case_sensitive: bool) -> bool:
@@ -134,9 +134,9 @@ def source_of(name: str, rows: pa.Schema, store: str, *, case_sensitive: bool = 
 
 def _resolve(name: str, rows: pa.Schema, store: str, *, case_sensitive: bool) -> Column | None:
     """Return the column of a name, or the struct field of a dotted path. ``None`` if there is none."""
-    whole = _match(name, rows.names, name, store, case_sensitive=case_sensitive)
-    if whole is not None:
-        return Column(whole, (whole,))
+    column_name = _match(name, rows.names, name, store, case_sensitive=case_sensitive)
+    if column_name is not None:
+        return Column(column_name, (column_name,))
     path: list[str] = []
     fields = list(rows)
     for part in _parts(name):

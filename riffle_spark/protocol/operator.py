@@ -24,7 +24,7 @@ TIMERS: Final = "timers"
 class Operator:
     """A store, its computation, and the declarations of the computation for the input.
 
-    A store that is not ``durable`` is a cache: it has no objects, and is empty wherever there is no copy. ``read_by``
+    A store that is not ``durable`` is a cache: it has no objects, and is empty on a member without a copy. ``read_by``
     is the column with the partition number that rows are counted by. ``watermark`` makes rows late by our own
     watermark, ``late`` by Spark's. ``shift_ms`` is added to Spark's watermark, because rows behind a join are later
     than those before it. ``initial`` are the columns of the initial state ``initial_name``. ``fields`` are columns of
@@ -129,9 +129,9 @@ class Operator:
         """
         if self.declared.columns is None:
             return self.input
-        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by}
-        needed |= {rule.column for rule in (self.watermark, self.late) if rule}
-        return pa.schema([column for column in self.input if column.name in needed])
+        needed_names = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by}
+        needed_names |= {rule.column for rule in (self.watermark, self.late) if rule}
+        return pa.schema([column for column in self.input if column.name in needed_names])
 
 
 def operator_of(
@@ -200,8 +200,8 @@ def _resolve_columns(
     """Return a computation that uses the input's inner column names, and the columns that it reads."""
     if not isinstance(compute, NamesColumns):
         return compute, []
-    resolved = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
-    columns = {name: column for name, column in resolved.items() if column is not None}
+    resolved_columns = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
+    columns = {name: column for name, column in resolved_columns.items() if column is not None}
     return compute.with_column_names({name: column.name for name, column in columns.items()}), list(columns.values())
 
 
@@ -235,17 +235,17 @@ def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
     if watermark is None:
         return operator
     added = {column.name for column in operator.fields}
-    own = pa.schema([column for column in operator.input if column.name not in added])
-    column = find_column(watermark.column, own, operator.store, case_sensitive=operator.case_sensitive)
-    extended = Input(operator.input, {}, operator.fields).with_fields([column] if column else [])
-    kind = extended.rows.field(column.name).type if column else None
+    own_columns = pa.schema([column for column in operator.input if column.name not in added])
+    column = find_column(watermark.column, own_columns, operator.store, case_sensitive=operator.case_sensitive)
+    extended_input = Input(operator.input, {}, operator.fields).with_fields([column] if column else [])
+    kind = extended_input.rows.field(column.name).type if column else None
     _check_timestamp(kind, f"The watermark column {watermark.column!r}", operator.store)
     assert column is not None
-    shown = operator.shown or {name: name for name in own.names}
+    shown = operator.shown or {name: name for name in own_columns.names}
     watermark = watermark._replace(column=column.name)
-    if extended.fields == operator.fields:
+    if extended_input.fields == operator.fields:
         return replace(operator, watermark=watermark)
-    return replace(operator, watermark=watermark, input=extended.rows, fields=extended.fields, shown=shown)
+    return replace(operator, watermark=watermark, input=extended_input.rows, fields=extended_input.fields, shown=shown)
 
 
 def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> Operator:

@@ -85,16 +85,16 @@ class SlotLayout:
 
     def of(self, store: str) -> "SlotLayout":
         """Return the layout of the co-location group that a store belongs to."""
-        return next((layout for stores, layout in self.other_groups if store in stores), self._alone)
+        return next((layout for stores, layout in self.other_groups if store in stores), self._first_group)
 
     @property
     def all_groups(self) -> "tuple[SlotLayout, ...]":
         """Return the layouts of all co-location groups."""
-        return (self._alone, *(layout for _, layout in self.other_groups))
+        return (self._first_group, *(layout for _, layout in self.other_groups))
 
     @property
-    def _alone(self) -> "SlotLayout":
-        """Return the layout of the first co-location group alone."""
+    def _first_group(self) -> "SlotLayout":
+        """Return the layout of the first co-location group without the others."""
         return replace(self, other_groups=()) if self.other_groups else self
 
     def key_groups_by_slot(self) -> dict[int, tuple[int, ...]]:
@@ -183,7 +183,7 @@ class Work(Protocol):
 
 
 class Cluster(Protocol):
-    """The executors, between and beside batches."""
+    """The executors, during and between batches."""
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Return the censuses of the executors that answered.
@@ -194,7 +194,7 @@ class Cluster(Protocol):
         ...
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Run each live executor's piece of upkeep, beside or between the batches; return the receipts.
+        """Run each live executor's piece of upkeep, during or between batches; return the receipts.
 
         A piece that has not ended by its deadline is given up: its receipt is ``overdue``, and others may be missing.
         Raises ``UnavailableError`` if upkeep cannot run now.
@@ -207,7 +207,7 @@ class Cluster(Protocol):
 
 
 class Background(Protocol):
-    """Work beside the batches. Each piece runs once, some time after it was submitted."""
+    """Work in the background. Each piece runs once, some time after it was submitted."""
 
     def submit(self, work: Callable[[], object]) -> None:
         """Submit a piece of work. Its result, or its exception, is returned by ``collect``."""

@@ -21,16 +21,17 @@ _CHECK_LOCALITY = (
 def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None:
     """Raise the error of a failed slot, and ``ConflictError`` unless every slot of every order has one receipt.
 
-    An error of a local disk is raised only if there is no other, because only it is solved by running elsewhere.
+    An error of a local disk is raised only if there is no other, because only this error ends when the slot runs
+    elsewhere.
     """
-    failed = sorted((receipt for receipt in receipts if receipt.error), key=is_refused)
-    if failed:
-        raise error_of(failed[0])
-    answered = Counter((receipt.store, receipt.slot) for receipt in receipts)
-    expected = Counter((order.store, slot) for order in orders for slot in order.slots)
-    if answered != expected:
-        missing = list((expected - answered).elements())
-        extra = list((answered - expected).elements())
+    failed_receipts = sorted((receipt for receipt in receipts if receipt.error), key=is_refused)
+    if failed_receipts:
+        raise error_of(failed_receipts[0])
+    answered_slots = Counter((receipt.store, receipt.slot) for receipt in receipts)
+    expected_slots = Counter((order.store, slot) for order in orders for slot in order.slots)
+    if answered_slots != expected_slots:
+        missing = list((expected_slots - answered_slots).elements())
+        extra = list((answered_slots - expected_slots).elements())
         raise errors.ConflictError(
             f"The receipts of the slots are not complete: missing {missing[:5]}, unexpected {extra[:5]}.",
             remedy="Restart the query. Nothing was committed.",
@@ -56,17 +57,17 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 
     The count may be too high if Spark ran a task of the shuffle twice. So a difference is counted again exactly.
     """
-    received: Counter[str] = Counter()
+    received_rows: Counter[str] = Counter()
     for receipt in receipts:
-        received[receipt.store] += receipt.rows
-    for store, routed in work.count_routed_rows().items():
-        if routed is None or routed == received[store]:
+        received_rows[receipt.store] += receipt.rows
+    for store, routed_rows in work.count_routed_rows().items():
+        if routed_rows is None or routed_rows == received_rows[store]:
             continue
         exact = work.recount(store)
-        if exact != received[store]:
+        if exact != received_rows[store]:
             # Cause: The source, or a step before the operator, returned other rows when Spark computed the input again.
             raise errors.ConflictError(
-                f"{exact} rows were routed to store {store!r}, but its slots received {received[store]}.",
+                f"{exact} rows were routed to store {store!r}, but its slots received {received_rows[store]}.",
                 remedy="Restart the query. Nothing was committed. If it happens again, make the source return the same "
                 "rows each time it is read.",
                 where=store,
@@ -113,8 +114,7 @@ def last_run_error(
 ) -> errors.UnavailableError:
     """Return the error of a batch after its last allowed run.
 
-    ``runs`` counts the runs, ``error`` is the error of the last run, and ``lost`` are the executors that were lost
-    meanwhile.
+    ``runs`` counts the runs, ``error`` is the error of the last run, and ``lost_executors`` were lost during the runs.
     """
     problem = f"Batch {version} lost its place in each of {runs} runs: {error}"
     if isinstance(error, StaleRows):

@@ -79,9 +79,9 @@ class SourceLag:
                 sightings.popleft()
             if offset > read_to and (not sightings or sightings[-1][1] < offset):
                 if len(sightings) == _SIGHTINGS_MAX:  # without every second one, the lag is a little too low
-                    kept = list(sightings)[::2]
+                    thinned_sightings = list(sightings)[::2]
                     sightings.clear()
-                    sightings.extend(kept)
+                    sightings.extend(thinned_sightings)
                 sightings.append((now, offset))
 
     def lags(self, now: float) -> tuple[PartitionLag, ...]:

@@ -1,1 +1,1 @@
-"""Pretended clusters: rounds of assignment over a scenario, and its figures."""
+"""Simulated clusters: rounds of assignment for a scenario, and their figures."""

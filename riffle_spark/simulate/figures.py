@@ -1,4 +1,4 @@
-"""The figures of assignments as JSON values, with the names of `tests/data/kafka_streams`.
+"""The figures of assignments as JSON values, under the same names as in `tests/data/kafka_streams`.
 
 ``single`` is one assignment of a scenario, ``converge`` all rounds until nothing moves.
 """
@@ -126,10 +126,10 @@ def assignment_by_name(scenario: Scenario, group: Group, assignment: Assignment)
     warmups: dict[MemberId, list[TaskId]] = {member: [] for member in owned}
     for task, owner in sorted(assignment.owners.items()):
         owned[owner].append(task)
-    for copies, into in ((assignment.standbys, standbys), (assignment.warmups, warmups)):
+    for copies, tasks_of in ((assignment.standbys, standbys), (assignment.warmups, warmups)):
         for task, members in sorted(copies.items()):
             for member in members:
-                into[member].append(task)
+                tasks_of[member].append(task)
     names = scenario.names
     return {
         member: {
@@ -253,7 +253,7 @@ def cross_rack_figures(group: Group, assignment: Assignment, settings: AssignSet
 
 def find_broken_properties(group: Group, assignment: Assignment, settings: AssignSettings) -> list[str]:
     """Return the properties that an assignment violates: the rules of all placements, the number of standbys, and that
-    the most caught-up members own and stand by.
+    the most caught-up members are owners and standbys.
     """
     return [*find_violations(group.view(), assignment, settings), *_copy_violations(group, assignment, settings)]
 

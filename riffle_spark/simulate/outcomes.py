@@ -96,8 +96,8 @@ def format_table(world: World, outcomes: Sequence[Outcome]) -> str:
     tasks = len(world.tasks)
     lines = [f"{world.name}: {members} members, {tasks} tasks, {world.seconds / 60:g} min, seed {world.seed}"]
     for name, *cells in rows:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *padded]))
+        padded_rows = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *padded_rows]))
     lines.append(_NOTE)
     lines += [f"warning of {o.policy.name}: {warning}" for o in outcomes for warning in o.warnings]
     lines += ["modelled:", *(f"  {o.policy.name}: {o.policy.description}" for o in outcomes)]
@@ -105,7 +105,6 @@ def format_table(world: World, outcomes: Sequence[Outcome]) -> str:
 
 
 def _format_row(outcome: Outcome) -> tuple[str, ...]:
-    """Return the cells of one policy's line of the table."""
     fetched = (outcome.bytes_owned + outcome.bytes_warmed + outcome.bytes_kept) / _MB
     return (
         outcome.policy.name,

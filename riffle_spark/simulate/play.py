@@ -15,7 +15,7 @@ from riffle_spark.assign.model import Assignment, Lag, Member, MemberId, TaskId,
 from riffle_spark.protocol.ownership.triggers import Patience, Probes, is_outside_band
 from riffle_spark.simulate.outcomes import CAUSES, Outcome
 from riffle_spark.simulate.policy import Policy
-from riffle_spark.simulate.world import KEPT, NOBODY, OWNED, WARMING, Floats, World, WorldCopies, WorldEvent
+from riffle_spark.simulate.world import NOBODY, OWNED, STANDBY, WARMING, Floats, World, WorldCopies, WorldEvent
 from riffle_spark.simulate.world_rules import MeasuredWorld, WorldRules
 
 __all__ = ["Outcome", "Play", "play"]
@@ -104,7 +104,7 @@ class Play:
             self._rebalance()
         restoring, fetched = self.copies.fetch_copies(seconds)
         self.outcome.bytes_owned += fetched[OWNED]
-        self.outcome.bytes_kept += fetched[KEPT]
+        self.outcome.bytes_kept += fetched[STANDBY]
         self.outcome.bytes_warmed += fetched[WARMING]
         stopped = self._stop_tasks(restoring, seconds)
         self._process_rows(stopped, seconds)
@@ -159,7 +159,7 @@ class Play:
         return MeasuredWorld(view, self.present, self.now, live, sizes, memory, self._traffic(), disks, memories)
 
     def _traffic(self) -> dict[int, Traffic]:
-        """Return the racks that each task's rows come from, in thousandths of the mean task's rows."""
+        """Return each task's rows by the rack that has them, in thousandths of the mean task's rows."""
         parts = np.round(_PARTS * self._rate / (self._rate.mean() or 1.0)).astype(int).tolist()
         return {
             t: Traffic(parts[t], dict.fromkeys(racks, parts[t]), _PARTS)
@@ -173,7 +173,7 @@ class Play:
         return {t: members for t, members in live.items() if members}
 
     def _awaited_members(self) -> dict[MemberId, Member]:
-        """Return the lost members that may still come back, by name; none under a policy without triggers."""
+        """Return the lost members that may still return, by name; none under a policy without triggers."""
         if not self.policy.has_triggers:
             return {}
         oldest = self.now - self.world.protocol["scheduled_rebalance_max_delay"]
@@ -235,9 +235,9 @@ class Play:
 
     def _take_due_reasons(self) -> set[str]:
         """Remove the scheduled reactions that are due, and return their reasons."""
-        due = [alarm for alarm in self._alarms if alarm[0] <= self.now]
+        due_alarms = [alarm for alarm in self._alarms if alarm[0] <= self.now]
         self._alarms = [alarm for alarm in self._alarms if alarm[0] > self.now]
-        return {reason for _, reason, member in due if reason != "waited" or member not in self.live}
+        return {reason for _, reason, member in due_alarms if reason != "waited" or member not in self.live}
 
     def _rebalance_on_alarms(self) -> None:
         """Assign if a scheduled reaction is due and a member is live."""
@@ -282,9 +282,9 @@ class Play:
         standby_lags: dict[tuple[TaskId, MemberId], int] = {}
         for t, m, purpose, place in self.copies.fetching.rows():
             becomes_owner = self.present.target.get(self.ids[t]) == self.names[m]
-            if purpose == WARMING or (purpose == KEPT and becomes_owner):
+            if purpose == WARMING or (purpose == STANDBY and becomes_owner):
                 warmup_lags.append(self.copies.lag(t, place))
-            if purpose == KEPT and place < self.copies.changed[t]:
+            if purpose == STANDBY and place < self.copies.changed[t]:
                 standby_lags[self.ids[t], self.names[m]] = self.copies.lag(t, place)
         return warmup_lags, standby_lags
 
@@ -353,9 +353,9 @@ class Play:
         member_demand = np.bincount(owner[owner >= 0], demand[owner >= 0], minlength=len(capacity))
         share = np.append(np.minimum(1.0, capacity / np.maximum(member_demand, 1e-9)), 0.0)
         is_unlimited = np.isinf(np.append(capacity, np.inf))[owner]
-        processed = ready * share[owner] * np.where(is_unlimited, 1.0, 1 - stopped / seconds)
-        self._backlog -= processed
-        self.copies.changed += processed * self.copies.row_bytes
+        processed_rows = ready * share[owner] * np.where(is_unlimited, 1.0, 1 - stopped / seconds)
+        self._backlog -= processed_rows
+        self.copies.changed += processed_rows * self.copies.row_bytes
         self._streak += stopped
         self.outcome.longest = max(self.outcome.longest, float(self._streak.max(initial=0.0)))
         self._streak[stopped < seconds] = 0.0

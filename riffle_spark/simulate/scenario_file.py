@@ -1,4 +1,4 @@
-"""Validation of scenario files, and what files of worlds share with it."""
+"""Validate scenario files. World files use the same checks of fields."""
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -74,7 +74,6 @@ def _make_integer_check(low: int) -> values.Check:
 
 
 def _accept_any(value: object) -> object:
-    """Return ``value`` unchecked."""
     return value
 
 
@@ -216,7 +215,7 @@ def check_scenario(content: Json) -> None:
 def check_unique(kind: str, names: Iterable[object], remedy: str = "Ids must be unique.") -> None:
     """Raise ``ConfigError`` for the first of ``names`` that is repeated.
 
-    ``kind`` names in errors what they are names of. ``remedy`` is its last sentence.
+    ``kind`` is the kind of object that the names stand for. ``remedy`` is the remedy of the error.
     """
     unique: set[object] = set()
     for name in names:

@@ -1,8 +1,8 @@
 """A simulated cluster with a clock: members, tasks and events, and the copies of the state.
 
-Theory of operation. ``changed`` counts per task all bytes that were ever changed. The place of a copy is a value of
-that count: the copy lacks the difference, at most the whole state. A member fetches owned tasks first, then standbys,
-then warm-ups. A running owner is always up to date, so its copy is not listed.
+Theory of operation. ``changed`` counts per task all bytes that were ever changed. The place of a copy is the count up
+to which it has the changes. The copy lacks the rest, at most the whole state. A member fetches owned tasks first, then
+standbys, then warm-ups. A running owner is always up to date, so its copy is not listed.
 """
 
 import math
@@ -17,10 +17,10 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Member, Member
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Happens = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]
+EventKind = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]
 NOBODY: Final = -1
 OWNED = 0
-KEPT = 1
+STANDBY = 1
 WARMING = 2
 """The purpose for which a member fetches a copy, in the order of fetching."""
 PROTOCOL: Final[Mapping[str, float]] = {
@@ -76,7 +76,7 @@ class WorldEvent:
     """
 
     second: float
-    kind: Happens
+    kind: EventKind
     members: tuple[MemberId, ...] = ()
     amount: float = 1.0
     tasks: tuple[str, ...] = ()
@@ -211,11 +211,11 @@ class WorldCopies:
         for t in np.flatnonzero((previous != owner) & self.synced & (previous >= 0)).tolist():
             if int(previous[t]) in running:
                 places[t, int(previous[t])] = float(self.changed[t])
-        needed = [(t, int(owner[t]), OWNED) for t in np.flatnonzero((previous != owner) | ~self.synced).tolist()]
-        for purpose, copies in ((KEPT, assignment.standbys), (WARMING, assignment.warmups)):
+        needed_copies = [(t, int(owner[t]), OWNED) for t in np.flatnonzero((previous != owner) | ~self.synced).tolist()]
+        for purpose, copies in ((STANDBY, assignment.standbys), (WARMING, assignment.warmups)):
             for task, names in copies.items():
-                needed += [(self.number[task], self.index[name], purpose) for name in names]
-        rows = [(t, m, purpose, self._take_copy(t, m, places)) for t, m, purpose in needed if m in running]
+                needed_copies += [(self.number[task], self.index[name], purpose) for name in names]
+        rows = [(t, m, purpose, self._take_copy(t, m, places)) for t, m, purpose in needed_copies if m in running]
         for (t, m), place in places.items():
             self.unused[m][t] = place, second
         self.owner = owner
@@ -235,9 +235,11 @@ class WorldCopies:
 
     def _mark_synced_owners(self) -> None:
         """Mark the tasks whose owner has a complete copy as synced."""
-        done = (self.fetching.purpose == OWNED) & (self.changed[self.fetching.task] <= self.fetching.place + 1e-6)
-        self.synced[self.fetching.task[done]] = True
-        self.fetching = self.fetching.select(~done)
+        is_complete = (self.fetching.purpose == OWNED) & (
+            self.changed[self.fetching.task] <= self.fetching.place + 1e-6
+        )
+        self.synced[self.fetching.task[is_complete]] = True
+        self.fetching = self.fetching.select(~is_complete)
 
     def remove_unused(self, since: float) -> None:
         """Remove the copies that have been unused since before ``since`` (seconds)."""
@@ -263,7 +265,7 @@ class WorldCopies:
         restoring[task[owned]] = np.minimum((ahead + lacking)[owned] / self.bandwidth[member[owned]], seconds)
         self.fetching = self.fetching._replace(place=self.changed[task] - (lacking - fetched))
         self._mark_synced_owners()
-        return restoring, [float(fetched[purpose == kind].sum()) for kind in (OWNED, KEPT, WARMING)]
+        return restoring, [float(fetched[purpose == kind].sum()) for kind in (OWNED, STANDBY, WARMING)]
 
     def lacking_bytes(self) -> float:
         """Return the bytes that all copies still have to fetch."""

@@ -18,10 +18,10 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES
 from riffle_spark.simulate.scenario import parse_settings
 from riffle_spark.simulate.scenario_file import Json, check_fields, check_unique, converted_file_errors, list_items
-from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
+from riffle_spark.simulate.world import PROTOCOL, EventKind, World, WorldEvent, WorldMember, WorldTask
 from riffle_spark.unknown_names import check_known
 
-_BY_RACK: Final[Mapping[str, Happens]] = {"lose_rack": "lose", "return_rack": "return"}
+_BY_RACK: Final[Mapping[str, EventKind]] = {"lose_rack": "lose", "return_rack": "return"}
 _FOLDER: Final = Path(__file__).parent / "worlds"
 SHIPPED: Final = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 """The names of the worlds in the package."""
@@ -102,7 +102,7 @@ _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
 """Fields of an event that only have an effect with one of these fields."""
 _ACTIONS: Final = tuple(name for name in _EVENT if name != "at" and name not in _BELONGS)
 _MARKS: Final = ("local_disk_limit", "local_memory_limit")
-_CHANGES: Final[Mapping[str, Happens]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
+_CHANGES: Final[Mapping[str, EventKind]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
 """Fields of an event that set an amount."""
 
 
@@ -233,10 +233,10 @@ def _parse_events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tupl
         fields = _check_part("event", number, part, _EVENT, ("at",))
         _check_has_effect(fields, f"event {number}")
         second = cast(float, fields["at"])
-        new = [member for spec in list_items(fields, "join") for member in _parse_members(spec, number)]
-        joining += new
-        if new:
-            events.append(WorldEvent(second, "join", tuple(member.member.id for member in new)))
+        new_members = [member for spec in list_items(fields, "join") for member in _parse_members(spec, number)]
+        joining += new_members
+        if new_members:
+            events.append(WorldEvent(second, "join", tuple(member.member.id for member in new_members)))
         for kind in ("return", "leave", "lose", "remove"):
             if names := tuple(cast("Sequence[str]", fields.get(kind) or ())):
                 events.append(WorldEvent(second, kind, names))
@@ -304,15 +304,15 @@ def _draw_changes(
             events.append(WorldEvent(second, "lose", (leaving,)))
         else:
             template = members[int(draw_number(seed, "like", n) * len(members))]
-            new = replace(template.member, id=f"new{n:03}")
-            joining.append(replace(template, member=new, host=new.id))
-            live.append(new.id)
-            events.append(WorldEvent(second, "join", (new.id,)))
+            new_member = replace(template.member, id=f"new{n:03}")
+            joining.append(replace(template, member=new_member, host=new_member.id))
+            live.append(new_member.id)
+            events.append(WorldEvent(second, "join", (new_member.id,)))
     return tuple(events), tuple(joining)
 
 
 def _check_racks(world: World, broker_racks: Sequence[str]) -> None:
-    """Raise ``ConfigError`` if rows come from a rack that is neither a member's nor among ``broker_racks``."""
+    """Raise ``ConfigError`` if rows are in a rack that is neither a member's nor in ``broker_racks``."""
     racks = sorted({*broker_racks, *(member.member.rack for member in world.members if member.member.rack)})
     sources = [(f"task {task.task.id}", task.rows_from) for task in world.tasks]
     sources += [(f"{event.kind} at {event.second:g} s", event.racks) for event in world.events]

@@ -138,7 +138,7 @@ class WorldRules:
         return replace(reduced, quarantined=quarantined, members=members, tasks=tasks)
 
     def note_assignment(self, assignment: Assignment, measured: MeasuredWorld) -> None:
-        """Record an assignment, so that work and traffic which it cannot improve do not cause another."""
+        """Record an assignment, so that work and traffic which it cannot improve cause no other assignment."""
         slots = {name: member.member.slots for name, member in measured.live.items()}
         target = self._to_task_keys(assignment.target)
         self._measured.record_assignment(target, slots, _member_racks(measured), self._assign_settings.balance_band)

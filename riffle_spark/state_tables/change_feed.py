@@ -6,8 +6,8 @@ Theory of operation.
    the cost follows the changes, not the size of the state.
 2. A row of a delta is an ``update``, also if the key is new, or a ``delete``. A delete of a whole variable of a key is
    one row without an element. It applies before the other rows of its batch and key.
-3. Keys whose time has come leave no row in a delta. If a batch moves the timer of a key-group forward, its expired keys
-   are looked up in the whole state of the key-group. They are deletes of this batch.
+3. Expired keys leave no row in a delta. If a batch moves the timer of a key-group forward, its expired keys are found
+   in the whole state of the key-group. They are deletes of this batch.
 4. If a record has no deltas that lead from the batch before (a dispatch, an adopt), both states are compared.
 """
 
@@ -77,9 +77,9 @@ def changes_schema(table: StateTable) -> pa.Schema:
 def views_of_batches(root: StateRoot, first: int, last: int) -> list[StateView]:
     """Return the state before batch ``first``, and after each batch from it to ``last``, in order.
 
-    It is that of the batch's own record. So what an operator changed after it is a change of the next batch, and a
-    stream that has read a batch misses nothing. Reads the records of all of these batches. Raises ``ConfigError`` if
-    one of them, or the batch before, is not retained.
+    It is the state in the batch's own record. So a later change by an operator counts as a change of the next batch,
+    and a stream that has read the batch does not miss it. Reads the records of all of these batches. Raises
+    ``ConfigError`` if one of them, or the batch before, is not retained.
     """
     if first > last or last > root.records.tail.version:
         raise ConfigError(
@@ -183,8 +183,8 @@ def _changes_of(table: StateTable, schema: pa.Schema, item: tuple[int, list[Step
         until_ms = step.expired_until_ms
         if until_ms is not None and table.store_schema.due is not None:
             parts = fetch_parts(reader, table.store, {number: step.after}, table.store_schema)[number]
-            expired = partial(_expired_keys, number, parts, first_ms_of(step.before.timer_ms), until_ms)
-            changes.append(table.store_schema.either(expired, lambda _: pa.table({})))
+            read_expired_keys = partial(_expired_keys, number, parts, first_ms_of(step.before.timer_ms), until_ms)
+            changes.append(table.store_schema.either(read_expired_keys, lambda _: pa.table({})))
         tables += [_complete(rows, schema, number, step.version) for rows in changes if rows.num_rows]
     return tables
 
@@ -200,13 +200,13 @@ def _plain_changes(schema: PlainColumns, part: Part) -> pa.Table:
 def _plain_rows(schema: PlainColumns, run: Run) -> pa.Table:
     """Return the rows of a run with their kind of change, and when they are due."""
     rows = normalise_zeros(pa.Table.from_batches([run.rows]), schema.key.names)
-    due = pa.nulls(len(rows), pa.int64())
+    due_ms = pa.nulls(len(rows), pa.int64())
     if run.due is not None:
         values = run.due.values
         is_due = np.ones(len(rows), np.bool_) if run.due.are_due is None else run.due.are_due
         in_ms = -(-values // run.due.per_ms)
-        due = pa.array(in_ms, mask=~is_due)
-    return _with_change(rows.columns, run.deleted, due)
+        due_ms = pa.array(in_ms, mask=~is_due)
+    return _with_change(rows.columns, run.deleted, due_ms)
 
 
 def _expired_keys(number: int, parts: Sequence[Part], first_ms: int, until_ms: int, schema: PlainColumns) -> pa.Table:
@@ -221,7 +221,7 @@ def _expired_keys(number: int, parts: Sequence[Part], first_ms: int, until_ms: i
 
 
 def _variable_changes(schema: VariableColumns, name: str, part: Part) -> pa.Table:
-    """Return the changes of a variable in a delta's part. Rows that clear the variable of a key come first."""
+    """Return the changes of a variable in a delta's part. Rows that clear the variable of a key are first."""
     table = schema.without_later_names(part.table, part.epoch)
     runs = [run for run in split_into_runs(table, schema) if isinstance(run, ElementRun) and run.variable == name]
     if not runs:
@@ -231,9 +231,9 @@ def _variable_changes(schema: VariableColumns, name: str, part: Part) -> pa.Tabl
     order = pa.array(np.argsort(~is_clear, kind="stable"))
     clears = pa.array(is_clear)
     columns: list[pa.Array] = list(normalise_zeros(pa.Table.from_batches([run.rows]), schema.key.names).columns)
-    due = run.due.values if run.due is not None else np.full(len(run.ids), NO_DUE)
+    due_ms = run.due.values if run.due is not None else np.full(len(run.ids), NO_DUE)
     if name == TIMER:
-        due = run.ids
+        due_ms = run.ids
     else:
         variable = schema.by_name[name]
         structs = structs_of(run)
@@ -242,7 +242,7 @@ def _variable_changes(schema: VariableColumns, name: str, part: Part) -> pa.Tabl
         if variable.kind == "list":
             columns.append(pa.array(run.ids, mask=is_clear))
         columns += _without_values(variable.values(structs).columns, run.deleted)
-    changes = _with_change(columns, run.deleted, pa.array(due, mask=(due == NO_DUE) | is_clear))
+    changes = _with_change(columns, run.deleted, pa.array(due_ms, mask=(due_ms == NO_DUE) | is_clear))
     assert len(clears) == changes.num_rows
     return changes.take(order)
 
@@ -287,8 +287,13 @@ def _compared(table: StateTable, schema: pa.Schema, number: int, step: Step) -> 
     names = [name for name in table.schema.names if name != table.columns.version]
     identity = [field.name for field in table.schema if (field.metadata or {}).get(b"riffle.role") in _IDENTITY]
     places = pa.array(np.where(is_delete, np.arange(len(is_delete)), np.arange(len(is_delete)) + len(is_delete)))
-    both = pa.concat_tables([difference.before, difference.after]).take(places)
-    columns = [both.column(name) if name in identity else _null_where(both.column(name), is_delete) for name in names]
+    rows_before_and_after = pa.concat_tables([difference.before, difference.after]).take(places)
+    columns = [
+        rows_before_and_after.column(name)
+        if name in identity
+        else _null_where(rows_before_and_after.column(name), is_delete)
+        for name in names
+    ]
     kinds = pa.array(np.where(is_delete, DELETE, UPDATE))
     batch = pa.array(np.full(len(is_delete), step.version, np.int64))
     return pa.Table.from_arrays([batch, kinds, *columns], schema=schema)

@@ -45,9 +45,9 @@ def rows_of_plain(schema: PlainColumns, columns: TableColumns, keys: RequestedKe
         rows = rows if keys is None else rows.filter(keys.mask_rows(rows.select(schema.key.names).columns))
         rows = normalise_zeros(rows, schema.key.names)
         content = cast_table(rows.select(schema.part_schema().names), schema.part_schema())
-        due = pa.nulls(len(rows), pa.int64()) if schema.due is None else _due_ms(rows.column(schema.due))
-        added = [_repeat(key_group, len(rows)), rows.column(columns.version), due]
-        return pa.table([*content.columns, *added], schema=output)
+        due_ms = pa.nulls(len(rows), pa.int64()) if schema.due is None else _due_ms(rows.column(schema.due))
+        added_columns = [_repeat(key_group, len(rows)), rows.column(columns.version), due_ms]
+        return pa.table([*content.columns, *added_columns], schema=output)
 
     return rows_of
 
@@ -105,18 +105,18 @@ def rows_of_variable(schema: VariableColumns, name: str, keys: RequestedKeys | N
             lambda run: np.broadcast_to(np.int64(versions[id(run)]), len(run.hashes)), np.int64(0)
         )
         key_columns = normalise_zeros(all_keys.take(pa.array(rows.picked)), schema.key.names).columns
-        due = rows.ids if name == TIMER else rows.due_times_ms()
+        due_ms = rows.ids if name == TIMER else rows.due_times_ms()
         content = [*key_columns, *_element_columns(schema, name, rows)]
         count = len(rows.picked)
-        added = [_repeat(key_group, count), pa.array(changed), pa.array(due, mask=due == NO_DUE)]
-        table = pa.table([*content, *added], schema=output)
+        added_columns = [_repeat(key_group, count), pa.array(changed), pa.array(due_ms, mask=due_ms == NO_DUE)]
+        table = pa.table([*content, *added_columns], schema=output)
         return table if keys is None else table.filter(keys.mask_rows(table.columns[: len(schema.key)]))
 
     return rows_of
 
 
 def _element_columns(schema: VariableColumns, name: str, rows: ElementRows) -> list[pa.Array]:
-    """Return the columns of a variable's elements beside the key: the map's key or the index, and the value."""
+    """Return the columns of a variable's elements without the key: the map's key or the index, and the value."""
     if name == TIMER:
         return []
     variable = schema.by_name[name]

@@ -26,7 +26,7 @@ DELETE: Final = "delete"
 
 
 class Difference(NamedTuple):
-    """Rows of some keys before and after: ``changes[i]`` tells how row ``i`` changed.
+    """Rows of some keys before and after: ``changes[i]`` is the change of row ``i``.
 
     Both tables have the same number of rows. A row is null in ``before`` if it was inserted, in ``after`` if it was
     deleted.
@@ -45,12 +45,16 @@ def iterate_differences(
     old_entries = before.view.entries(before.store, chosen)
     new_entries = after.view.entries(after.store, chosen)
     for key_group in sorted(old_entries.keys() | new_entries.keys()):
-        old = old_entries.get(key_group)
-        new = new_entries.get(key_group)
-        if old is not None and new is not None and (old.head, old.timer_ms) == (new.head, new.timer_ms):
+        old_entry = old_entries.get(key_group)
+        new_entry = new_entries.get(key_group)
+        if (
+            old_entry is not None
+            and new_entry is not None
+            and (old_entry.head, old_entry.timer_ms) == (new_entry.head, new_entry.timer_ms)
+        ):
             continue
         sides: list[pa.Table] = []
-        for table, entry in ((before, old), (after, new)):
+        for table, entry in ((before, old_entry), (after, new_entry)):
             try:
                 reader = table.view.new_reader()
                 entries = {} if entry is None else {key_group: entry}
@@ -72,24 +76,28 @@ def compare_rows(before: pa.Table, after: pa.Table) -> Difference:
     ids_before = _encode_identity(before)
     ids_after = _encode_identity(after)
     place_before = pc.index_in(ids_after, value_set=ids_before)
-    both = np.flatnonzero(place_before.is_valid().to_numpy(zero_copy_only=False))
-    matching = place_before.take(pa.array(both))
-    compared = [field.name for field in after.schema if _role_of(field) in (b"state", b"due")]
-    old_rows = before.select(compared).take(matching)
-    new_rows = after.select(compared).take(pa.array(both))
-    updated = np.flatnonzero(mask_differing_rows(old_rows.columns, new_rows.columns, len(both)))
-    inserted = pc.indices_nonzero(place_before.is_null())
-    deleted = pc.indices_nonzero(pc.invert(pc.is_in(ids_before, value_set=ids_after)))
-    changes = np.repeat([INSERT, UPDATE, DELETE], [len(inserted), len(updated), len(deleted)])
+    common_rows = np.flatnonzero(place_before.is_valid().to_numpy(zero_copy_only=False))
+    matching = place_before.take(pa.array(common_rows))
+    compared_names = [field.name for field in after.schema if _role_of(field) in (b"state", b"due")]
+    old_rows = before.select(compared_names).take(matching)
+    new_rows = after.select(compared_names).take(pa.array(common_rows))
+    updated_rows = np.flatnonzero(mask_differing_rows(old_rows.columns, new_rows.columns, len(common_rows)))
+    inserted_rows = pc.indices_nonzero(place_before.is_null())
+    deleted_rows = pc.indices_nonzero(pc.invert(pc.is_in(ids_before, value_set=ids_after)))
+    changes = np.repeat([INSERT, UPDATE, DELETE], [len(inserted_rows), len(updated_rows), len(deleted_rows)])
     rows_before = pa.concat_arrays(
         [
-            pa.nulls(len(inserted), pa.int64()),
-            matching.take(pa.array(updated)).cast(pa.int64()),
-            deleted.cast(pa.int64()),
+            pa.nulls(len(inserted_rows), pa.int64()),
+            matching.take(pa.array(updated_rows)).cast(pa.int64()),
+            deleted_rows.cast(pa.int64()),
         ]
     )
     rows_after = pa.concat_arrays(
-        [inserted.cast(pa.int64()), pa.array(both[updated], pa.int64()), pa.nulls(len(deleted), pa.int64())]
+        [
+            inserted_rows.cast(pa.int64()),
+            pa.array(common_rows[updated_rows], pa.int64()),
+            pa.nulls(len(deleted_rows), pa.int64()),
+        ]
     )
     return Difference(pa.array(changes, pa.string()), _take(before, rows_before), _take(after, rows_after))
 
@@ -101,7 +109,7 @@ def _take(table: pa.Table, rows: pa.Array) -> pa.Table:
 
 
 def _encode_identity(table: pa.Table) -> pa.Array:
-    """Return what identifies each row, as bytes: its key with the index, the map's key or the timer's time."""
+    """Return the identity of each row as bytes: its key with the index, the map's key or the timer's time."""
     roles = {field.name: _role_of(field) for field in table.schema}
     names = [name for name, role in roles.items() if role in (b"key", b"index", b"timer")]
     pieces = [encode_keys(table.select(names).columns)]
@@ -112,5 +120,4 @@ def _encode_identity(table: pa.Table) -> pa.Array:
 
 
 def _role_of(field: pa.Field) -> bytes | None:
-    """Return the role of a column."""
     return (field.metadata or {}).get(ROLE)

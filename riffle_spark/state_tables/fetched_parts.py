@@ -60,7 +60,8 @@ def fetch_parts(
     """
     parts = {} if cache is None else cache
     links = {link: number for number, entry in entries.items() for link in entry.chain if (number, link) not in parts}
-    # Snapshots are first, because a large one takes several rounds of requests. The deltas are fetched meanwhile.
+    # Snapshots are first, because a large one takes several rounds of requests. The deltas are fetched at the same
+    # time.
     work: list[Callable[[], PartCache]] = [
         partial(_fetch_snapshot, reader, store, number, entry.snapshot, keys if schema.one_row_a_key else None)
         for number, entry in entries.items()

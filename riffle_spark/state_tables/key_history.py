@@ -57,5 +57,5 @@ def iterate_key_states(root: StateRoot, newest: StateTable, keys: RequestedKeys)
 
 
 def _heads(entries: dict[int, Entry]) -> list[tuple[object, ...]]:
-    """Return what identifies the state of key-groups."""
+    """Return the identity of the state of key-groups."""
     return [(number, entry.head, entry.timer_ms) for number, entry in entries.items()]

@@ -85,7 +85,7 @@ class _SparseSnapshot:
         self._memory = mmap.mmap(-1, snapshot.length)
         self._buffer = pa.py_buffer(self._memory)
         self._ranges: list[_Range] = []
-        self._needed: list[_Range] = []
+        self._needed_ranges: list[_Range] = []
 
     def open(self) -> pa.Table | None:
         """Return the snapshot's table, whose values are not fetched yet. ``None`` if it must be read as a whole."""
@@ -200,28 +200,28 @@ class _SparseSnapshot:
         first = buffer.address - self._buffer.address
         if not 0 <= first <= first + buffer.size <= self._snapshot.length:
             raise _Unsuitable
-        self._needed.append((first + start, first + min(end, buffer.size)))
+        self._needed_ranges.append((first + start, first + min(end, buffer.size)))
 
     def _fetch_needed(self) -> None:
         """Fetch the ranges that were added."""
-        needed = self._needed
-        self._needed = []
-        self._fetch(needed)
+        ranges = self._needed_ranges
+        self._needed_ranges = []
+        self._fetch(ranges)
 
     def _fetch(self, ranges: Sequence[_Range]) -> None:
         """Fetch ranges that were not fetched yet. Ranges with small gaps are joined."""
         missing = [span for span in ranges if not any(a <= span[0] and span[1] <= b for a, b in self._ranges)]
-        joined: list[_Range] = []
+        joined_ranges: list[_Range] = []
         for start, end in sorted(missing):
-            if joined and start - joined[-1][1] <= _JOIN_GAP_BYTES:
-                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            if joined_ranges and start - joined_ranges[-1][1] <= _JOIN_GAP_BYTES:
+                joined_ranges[-1] = (joined_ranges[-1][0], max(end, joined_ranges[-1][1]))
             else:
-                joined.append((start, end))
-        for (start, end), data in zip(joined, in_parallel(self._get, joined), strict=True):
+                joined_ranges.append((start, end))
+        for (start, end), data in zip(joined_ranges, in_parallel(self._get, joined_ranges), strict=True):
             if len(data) != end - start:
                 raise altered_error(paths.snapshot_name(*self._address, self._snapshot.id))
             self._memory[start:end] = data
-        self._ranges += joined
+        self._ranges += joined_ranges
 
     def _get(self, span: _Range) -> bytes:
         return self._reader.fetch_snapshot_range(self._address, self._snapshot, span[0], span[1] - span[0])

@@ -58,8 +58,8 @@ def read_state(  # noqa: PLR0913 - one argument for each thing that may be chose
         encryption_keys: the setting of the same name. Encrypted state needs it.
 
     Returns:
-        A reader of record batches. It raises ``UnavailableError`` if the query's retention has deleted the version
-        meanwhile, and ``CorruptStateError`` if an object is missing or damaged.
+        A reader of record batches. It raises ``UnavailableError`` if the query's retention deletes the version during
+        the read, and ``CorruptStateError`` if an object is missing or damaged.
 
     Raises:
         ConfigError: the root has no state, a name is unknown or missing, the version is not retained, or a key does not
@@ -91,7 +91,7 @@ def read_entries(
 def _iterate_batches(
     table: StateTable, entries: Mapping[int, Entry], keys: RequestedKeys | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of key-groups. Threads fetch the next key-groups meanwhile."""
+    """Yield the rows of key-groups. Threads fetch the next key-groups at the same time."""
     reader = table.view.new_reader()
     rows_of = table.rows_of(keys)
 

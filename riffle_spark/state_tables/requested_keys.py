@@ -1,7 +1,7 @@
 """Keys that a caller asks for, in the columns of a store's key.
 
 As Python values a key is a value, or for several columns a sequence in their order or a mapping by column. Keys in JSON
-are first made a table (``json_keys``).
+are first converted to a table (``json_keys``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,11 +94,11 @@ def _make_column(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 def _misfit_error(key: object, schema: StoreSchema, error: Exception) -> ConfigError:
     """Return the error for a key that does not fit a store's key columns."""
-    described = ", ".join(f"{field.name} ({field.type})" for field in schema.key)
+    key_columns = ", ".join(f"{field.name} ({field.type})" for field in schema.key)
     key_text = str(key)[:80]
     return ConfigError(
         f"{key_text!r} is not a key of store {schema.store!r}: {error}",
-        remedy=f"Give {described}: a value for one column, a tuple or a dictionary for several.",
+        remedy=f"Give {key_columns}: a value for one column, a tuple or a dictionary for several.",
         where=schema.store,
         id="RIFFLE-1556",
     )

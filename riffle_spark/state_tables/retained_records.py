@@ -142,7 +142,6 @@ class RetainedRecords:
         return high
 
     def _read(self, sequence: int) -> Record:
-        """Return the record with this number."""
         return self.tail if sequence == self.tail.sequence else self._log.read(sequence)
 
 
@@ -184,5 +183,4 @@ def parse_time_ms(time: datetime | str) -> int:
 
 
 def _show_time(time_ms: int) -> str:
-    """Return a time as text of ISO 8601."""
     return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")

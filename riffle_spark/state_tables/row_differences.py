@@ -70,5 +70,4 @@ def _lengths_of(lists: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def _is_valid(array: pa.Array) -> Mask:
-    """Return a mask of the values that are not null."""
     return np.asarray(array.is_valid().to_numpy(zero_copy_only=False))

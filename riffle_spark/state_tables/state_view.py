@@ -1,4 +1,4 @@
-"""One version of a root's state, to be read while the query goes on."""
+"""One version of a root's state, which can be read while the query runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,12 +78,14 @@ class StateRoot:
     def explain(self, error: CorruptStateError, record: Record) -> RiffleError:
         """Return the error to raise for one that occurred while the objects of ``record`` were read.
 
-        A missing object is no damage if the query's retention has deleted it meanwhile.
+        A missing object is not damage if the query's retention deleted it during the read.
         """
         if error.id != _MISSING_OBJECT:
             return error
         tail = RetainedRecords(self.objects, self.root).tail
-        if tail.promised <= record.sequence or any(kept.sequence == record.sequence for kept in tail.savepoints):
+        if tail.promised <= record.sequence or any(
+            savepoint.sequence == record.sequence for savepoint in tail.savepoints
+        ):
             return error
         # Cause: The read took longer than the retention of its version.
         return UnavailableError(
@@ -207,7 +209,7 @@ class StateTable:
         return self.columns.make_schema(self._metadata())
 
     def _metadata(self) -> Mapping[bytes, bytes]:
-        """Return what the schema of the table says about it."""
+        """Return the metadata of the table's schema."""
         metadata = {b"riffle.store": self.store.encode(), b"riffle.version": str(self.view.record.version).encode()}
         return metadata if self.variable is None else {**metadata, b"riffle.variable": self.variable.encode()}
 

@@ -26,7 +26,7 @@ from riffle_spark.state.schemas.variables import VariableColumns
 ROLE: Final = b"riffle.role"
 """The key of a field's metadata that has the role of the column."""
 _MEANING: Final = b"riffle.meaning"
-"""The key of a field's metadata that has what a column of a wrapped query holds."""
+"""The key of a field's metadata that has the meaning of a column of a wrapped query."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,18 @@ def _with_role(field: pa.Field, role: bytes, meanings: Mapping[str, str]) -> pa.
 
 def _with_unique_names(fields: list[pa.Field], due_role: bytes) -> TableColumns:
     """Return the columns with unique names. The first of several fields with one name keeps it."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     content: list[pa.Field] = []
     for field in fields:
-        content.append(field.with_name(_make_unique(field.name, taken)))
-        taken.add(content[-1].name)
-    taken = {name.lower() for name in taken}  # Spark's columns differ in more than their case
-    key_group, version, due = (_make_unique(name, taken) for name in ("key_group", "version", "due_ms"))
+        content.append(field.with_name(_make_unique(field.name, used_names)))
+        used_names.add(content[-1].name)
+    used_names = {name.lower() for name in used_names}  # Spark's columns differ in more than their case
+    key_group, version, due = (_make_unique(name, used_names) for name in ("key_group", "version", "due_ms"))
     return TableColumns(pa.schema(content), key_group, version, due, due_role)
 
 
-def _make_unique(name: str, taken: Set[str]) -> str:
+def _make_unique(name: str, used_names: Set[str]) -> str:
     """Return the name with as many underscores before it as make it unique."""
-    while name in taken:
+    while name in used_names:
         name = f"_{name}"
     return name

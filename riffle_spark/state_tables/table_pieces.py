@@ -24,8 +24,8 @@ _PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class _TableAddress:
-    """What another process needs to open a table: places, options, the source of the keys, and the record without its
-    lists of key-groups and members.
+    """The address with which another process opens a table: places, options, the source of the keys, and the record
+    without its lists of key-groups and members.
     """
 
     root: str

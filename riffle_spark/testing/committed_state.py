@@ -1,4 +1,4 @@
-"""Read the committed state of a simulated query, as snapshots and deltas in the object store have it."""
+"""Read the committed state of a simulated query from the snapshots and deltas in the object store."""
 
 import uuid
 from dataclasses import dataclass

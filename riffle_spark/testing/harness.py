@@ -133,9 +133,9 @@ class Harness:
             self._input,
             case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
         )
-        timed = with_late(with_watermark(operator_for_input, operator.watermark), late)
-        timed = replace(timed, durable=operator.durable)
-        self._operator: Operator = with_dead_letters(timed) if dead_letters else timed
+        timed_operator = with_late(with_watermark(operator_for_input, operator.watermark), late)
+        timed_operator = replace(timed_operator, durable=operator.durable)
+        self._operator: Operator = with_dead_letters(timed_operator) if dead_letters else timed_operator
         self._spark_watermark_ms = 0
         self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
@@ -277,9 +277,9 @@ class Harness:
     def state(self, variable: str | None = None) -> Mapping[Key, object]:
         """Return the committed state by key, a tuple of the key's columns.
 
-        For a processor name the ``variable``: its values are a tuple, a list of tuples, or a dictionary from tuple to
-        tuple. For other operators the values are dictionaries of state columns. Raises ``ConfigError`` if a variable is
-        named for an operator without variables, or is missing for a processor.
+        The state of a processor needs a ``variable``. Its values are a tuple, a list of tuples, or a dictionary from
+        tuple to tuple. For other operators the values are dictionaries of state columns. Raises ``ConfigError`` if a
+        variable is named for an operator without variables, or is missing for a processor.
         """
         return self._committed().columns() if variable is None else self._committed().variable(variable)
 
@@ -292,7 +292,6 @@ class Harness:
         return self._committed().dues()
 
     def _committed(self) -> CommittedState:
-        """Return a view of the committed state."""
         return CommittedState(self._operator, self._store, self.root, self._folder, keys_of(self._cluster.home))
 
     def _incoming(self) -> IncomingBatch:

@@ -53,8 +53,8 @@ class Batch:
             is null. Times may be texts such as ``"2026-01-01 12:00:00"``.
         advance: seconds by which the clock is advanced before the batch, for timers and time-outs of processing time,
             and for TTL.
-        watermark: the watermark of the batch, as a time or as milliseconds. It never goes back, and needs an earlier
-            batch.
+        watermark: the watermark of the batch, as a time or as milliseconds. It never decreases. The first batch cannot
+            set it.
         crash: the step at which the driver crashes. The query then restarts and repeats the batch.
         lose_copies: whether all local copies are lost in that crash.
     """
@@ -67,7 +67,7 @@ class Batch:
 
 
 class _InjectedCrash(Exception):
-    """The crash that a batch asked for."""
+    """The crash that a batch requests."""
 
 
 @contextmanager
@@ -109,8 +109,8 @@ def run(
     replaces its rows, as in an idempotent sink.
 
     Parameters:
-        query_function: is called with the wrapped stream and returns a frame, or a writer. Of a writer the output mode
-            and options count; its sink and trigger are replaced. Several streams are passed by name.
+        query_function: is called with the wrapped stream and returns a frame, or a writer. The output mode and options
+            of a writer are used. Its sink and trigger are replaced. Several streams are passed by name.
         batches: for each batch a list of its rows, or a ``Batch``.
         schema: the columns of the stream as DDL, such as ``"at timestamp, page string"``. For several streams a
             dictionary from name to DDL.
@@ -119,8 +119,8 @@ def run(
         engine: ``"spark"`` runs the same query on Spark's own state, to compare the results.
         options: further arguments of ``riffle_spark.on``, such as ``dead_letters``.
 
-    Raises ``ConfigError`` for rows with unknown columns, and for what ``engine="spark"`` cannot do. Errors of the query
-    are Spark's.
+    Raises ``ConfigError`` for rows with unknown columns, and for batches that ``engine="spark"`` cannot run. Errors of
+    the query are Spark's.
 
     The active Spark session is used, or a small one that is stopped at the end.
 
@@ -191,9 +191,9 @@ class _Query:
             self._add(name, list(stream_rows))
         if batch.crash is not None:
             self.faults.crash(batch.crash, lose_copies=batch.lose_copies)
-        known = max(self.outputs, default=-1)
+        last_output = max(self.outputs, default=-1)
         self._run_to_end()
-        return [row for number in sorted(self.outputs) if number > known for row in self.outputs[number]]
+        return [row for number in sorted(self.outputs) if number > last_output for row in self.outputs[number]]
 
     def _check(self, batch: Batch) -> None:
         """Raise ``ConfigError`` if Spark's own engine cannot run a batch."""

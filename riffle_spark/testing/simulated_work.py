@@ -41,7 +41,7 @@ Step = Literal["before run", "after seal", "after sink", "after record"]
 - ``before run``: nothing has happened.
 - ``after seal``: all slots have sealed their changes.
 - ``after sink``: the sink has the rows, and nothing is committed.
-- ``after record``: the batch is committed, and Spark has not noted it.
+- ``after record``: the batch is committed, and Spark has not recorded it.
 """
 
 
@@ -98,12 +98,12 @@ def routed(
     Rows are routed by their keys, or with ``shards`` by their columns ``topic`` and ``partition``. Rows of ``initial``
     state follow the others if the order has initial state.
     """
-    needed = rows.select(order.rows.names)
+    input_rows = rows.select(order.rows.names)
     if order.initial is not None and initial is not None:
-        needed = _with_initial(order, needed, initial)
-    hashes = keygroups.key_hashes([needed.column(name) for name in order.key]).view(np.int64)
+        input_rows = _with_initial(order, input_rows, initial)
+    hashes = keygroups.key_hashes([input_rows.column(name) for name in order.key]).view(np.int64)
     if shards is None:
-        groups = keygroups.key_groups([needed.column(name) for name in order.routing], order.total)
+        groups = keygroups.key_groups([input_rows.column(name) for name in order.routing], order.total)
     else:
         groups = shards.of(rows.column("topic"), rows.column("partition"))
         assert groups.min(initial=0) >= 0, "a row has a partition that is not registered"
@@ -112,7 +112,7 @@ def routed(
         slot_of[list(owned)] = slot
     numbers = pa.array(slot_of[groups], pa.int32())
     routing = [numbers, pa.array(groups, pa.int32()), pa.array(hashes)]
-    table = pa.table([*routing, *needed.columns], [SLOT, KEY_GROUP, HASH, *needed.column_names])
+    table = pa.table([*routing, *input_rows.columns], [SLOT, KEY_GROUP, HASH, *input_rows.column_names])
     return {slot: table.filter(pc.equal(numbers, slot)) for slot in order.slots}
 
 

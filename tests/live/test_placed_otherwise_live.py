@@ -87,7 +87,7 @@ def test_a_standby_with_a_snapshot_pointer_fetches_it_when_it_takes_over(
 def has_only_owners_copies(query: LiveQuery) -> bool:
     """Return whether each member has copies only of the key-groups that it owns."""
     live, owners = query.ownership.membership.live, query.ownership.placement.present.owners
-    copies = {(kg, member) for member in live for _, kg in query.ownership.copies.known.of_member(member)}
+    copies = {(kg, member) for member in live for _, kg in query.ownership.copies.reported.of_member(member)}
     return copies == {(task.key_group, owner) for task, owner in owners.items()}
 
 

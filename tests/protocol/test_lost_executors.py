@@ -181,5 +181,5 @@ def test_upkeep_restores_the_lost_folder_of_a_standby(tmp_path: Path) -> None:
     shutil.rmtree(world.folder_of("2"))
     world.feed(2, keys=world.of_groups(world.owned("1")))
     assert world.member("2") != before
-    assert before not in world.ownership.copies.known._heads
+    assert before not in world.ownership.copies.reported._heads
     world.check_state()

@@ -1,1 +1,1 @@
-"""What `riffle doctor` finds out about a machine, a store and a configuration, and what it says about it."""
+"""The checks of `riffle doctor` on a machine, a store and a configuration."""

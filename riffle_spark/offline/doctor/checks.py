@@ -1,4 +1,4 @@
-"""Judge the facts of `riffle doctor`. Pure functions: they ask neither the machine nor a service."""
+"""Judge the facts of `riffle doctor`. All functions are pure: they read neither the machine nor a service."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ _CLOCK_ERROR_SECONDS = 900.0
 """S3 refuses requests whose time differs by more than 15 minutes."""
 _FREE_BYTES_MIN = 1 << 30
 _WORKER_BYTES = 160 << 20
-"""What a Python worker with pyspark, pyarrow, pandas and a slot's modules uses before it has rows, rounded up."""
+"""The memory of a Python worker with pyspark, pyarrow, pandas and a slot's modules but no rows, rounded up."""
 _WORKER_ADDRESSES = 1 << 30
-"""What it needs with a limit on its address space, by docs/reliability.md."""
+"""The address space that a worker needs if it is limited, by docs/reliability.md."""
 _WORKER_PACKAGES = ("pyarrow", "numpy", "xxhash")
 _MIB = 1 << 20
 _SIZE = re.compile(r"\s*(\d+)\s*([kmgtp]?)(?:i?b)?\s*\Z", re.IGNORECASE)
@@ -56,18 +56,18 @@ def check_workers(driver: PythonFacts, worker: PythonFacts) -> Result:
     fact = f"The workers' Python is {worker.dotted} ({worker.command})."
     if worker.version[:2] != driver.version[:2]:
         return Result("workers", "error", f"{fact} The driver's is {driver.dotted}.", remedy)
-    missing = [name for name in _WORKER_PACKAGES if name not in worker.packages]
-    if missing:
-        fact = f"{fact} It does not have {', '.join(missing)}."
-        install = install_remedy(*(REQUIREMENTS[name] for name in missing))
+    missing_packages = [name for name in _WORKER_PACKAGES if name not in worker.packages]
+    if missing_packages:
+        fact = f"{fact} It does not have {', '.join(missing_packages)}."
+        install = install_remedy(*(REQUIREMENTS[name] for name in missing_packages))
         return Result("workers", "error", fact, f"{remedy} On machines without it: {install}")
     if "riffle-spark" not in worker.packages:
         fact = f"{fact} It does not have riffle_spark."
         return Result("workers", "warning", fact, missing_module_remedy("riffle_spark"))
     different = [
-        f"{name} {worker.packages[name]} instead of {found}"
-        for name, found in driver.packages.items()
-        if worker.packages.get(name, found) not in (found, "")
+        f"{name} {worker.packages[name]} instead of {driver_version}"
+        for name, driver_version in driver.packages.items()
+        if worker.packages.get(name, driver_version) not in (driver_version, "")
     ]
     if different:
         return Result("workers", "warning", f"{fact} It has {', '.join(different)}.", remedy)
@@ -79,12 +79,12 @@ def check_java(java: JavaFacts, spark: SparkInstallation | None) -> Result:
     if java.major is None:
         return Result("java", "error", f"Java was not found: {java.command}: {java.problem}.", _INSTALL_JAVA)
     line = spark.line if spark is not None else SPARK_LINES[-1]
-    tested = _TESTED_JAVA[4 if line >= (4, 0) else 3]
+    tested_versions = _TESTED_JAVA[4 if line >= (4, 0) else 3]
     fact = f"Java is version {java.major} ({java.command})."
-    if java.major in tested:
+    if java.major in tested_versions:
         return Result("java", "ok", fact)
-    level: Level = "error" if java.major < tested[0] else "warning"
-    return Result("java", level, f"{fact} Spark {_dotted(line)} runs on {_choice(tested)}.", _INSTALL_JAVA)
+    level: Level = "error" if java.major < tested_versions[0] else "warning"
+    return Result("java", level, f"{fact} Spark {_dotted(line)} runs on {_choice(tested_versions)}.", _INSTALL_JAVA)
 
 
 def check_spark(spark: SparkInstallation | None) -> Result:
@@ -94,8 +94,10 @@ def check_spark(spark: SparkInstallation | None) -> Result:
         return Result("spark", "error", "PySpark cannot be imported.", remedy)
     fact = f"Spark is {spark.version} with Scala {spark.scala} and Hadoop {spark.hadoop or 'unknown'} ({spark.home})."
     if spark.line not in SPARK_LINES:
-        supported = f"Use Spark {_dotted(SPARK_LINES[0])} or {_dotted(SPARK_LINES[1])} to {_dotted(SPARK_LINES[-1])}."
-        return Result("spark", "error", fact, supported)
+        remedy_for_line = (
+            f"Use Spark {_dotted(SPARK_LINES[0])} or {_dotted(SPARK_LINES[1])} to {_dotted(SPARK_LINES[-1])}."
+        )
+        return Result("spark", "error", fact, remedy_for_line)
     if not spark.jars:
         remedy = "With Spark Connect this is expected. Otherwise set SPARK_HOME to a complete Spark, or unset it."
         return Result("spark", "warning", f"{fact} It has no jars, so it cannot start a JVM.", remedy)
@@ -114,33 +116,37 @@ def check_packages(driver: PythonFacts, spark: SparkInstallation | None) -> list
 def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
     """Check that a package is installed in a version that PySpark and riffle_spark accept."""
     own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1]
-    recommended = max(minimum, own_minimum, key=_numbers)
+    recommended_version = max(minimum, own_minimum, key=_numbers)
     # Only functions on pandas need a newer pandas than PySpark demands.
-    needed = minimum if name == "pandas" else recommended
+    needed_version = minimum if name == "pandas" else recommended_version
     below = ",<3" if name == "pandas" else ""
-    remedy = f"Run pip install '{name}>={recommended}{below}' for the Python of the driver and of every executor."
-    found = driver.packages.get(name)
-    if found is None:
+    remedy = (
+        f"Run pip install '{name}>={recommended_version}{below}' for the Python of the driver and of every executor."
+    )
+    installed_version = driver.packages.get(name)
+    if installed_version is None:
         return Result(name, "error", f"{name} is not installed.", remedy)
-    if _numbers(found) < _numbers(needed):
-        return Result(name, "error", f"{name} is {found}. PySpark and riffle_spark need {needed}.", remedy)
-    if name == "pandas" and found.split(".")[0] >= _NO_PANDAS:
-        return Result(name, "error", f"pandas is {found}. PySpark does not support pandas 3.", remedy)
-    return Result(name, "ok", f"{name} is {found}.")
+    if _numbers(installed_version) < _numbers(needed_version):
+        return Result(
+            name, "error", f"{name} is {installed_version}. PySpark and riffle_spark need {needed_version}.", remedy
+        )
+    if name == "pandas" and installed_version.split(".")[0] >= _NO_PANDAS:
+        return Result(name, "error", f"pandas is {installed_version}. PySpark does not support pandas 3.", remedy)
+    return Result(name, "ok", f"{name} is {installed_version}.")
 
 
 def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka: bool, s3a: bool) -> list[Result]:
     """Name the connectors of Kafka and ``s3a://`` that the installed Spark needs."""
-    packaged = ",".join(conf.get(name, "") for name in ("spark.jars.packages", "spark.jars"))
-    wanted = (
+    configured_jars = ",".join(conf.get(name, "") for name in ("spark.jars.packages", "spark.jars"))
+    connectors = (
         ("kafka-connector", kafka, "spark-sql-kafka-0-10", spark.kafka_connector, "kafka", "to read Kafka"),
         ("s3a-connector", s3a, "hadoop-aws", spark.hadoop_aws, "s3a", "for s3a:// paths, not for the root"),
     )
     results = []
-    for check, is_needed, jar, coordinate, option, use in wanted:
+    for check, is_needed, jar, coordinate, option, use in connectors:
         if not is_needed:
             continue
-        if spark.has_jar(jar) or jar in packaged:
+        if spark.has_jar(jar) or jar in configured_jars:
             results.append(Result(check, "ok", f"{jar} is installed or configured."))
             continue
         remedy = (
@@ -154,18 +160,18 @@ def check_connectors(spark: SparkInstallation, conf: Mapping[str, str], *, kafka
 
 def check_store(store: StoreFacts, root: str) -> Result:
     """Check that the probe object could be put conditionally, read, listed and deleted."""
-    done = ", ".join(store.steps)
+    succeeded_steps = ", ".join(store.steps)
     if not store.is_reachable:
         return Result("store", "unreachable", f"{root} does not answer: {store.problem}", store.remedy)
     if store.failed:
         fact = f"The store refuses to {store.failed} below {root}: {store.problem}"
         fact = fact.replace("refuses to conditional put", "refuses a conditional put")
-        left = f" Delete the object {store.left_over}, too." if store.left_over else ""
-        return Result("store", "error", fact, f"{store.remedy}{left}")
+        cleanup = f" Delete the object {store.left_over}, too." if store.left_over else ""
+        return Result("store", "error", fact, f"{store.remedy}{cleanup}")
     if store.overwrites:
         remedy = "Use a store with conditional puts (`If-None-Match: *`) and no proxy that removes this header."
         return Result("store", "error", f"The store of {root} overwrites objects: a second put succeeded.", remedy)
-    return Result("store", "ok", f"These rights below {root} were tried: {done}.")
+    return Result("store", "ok", f"These rights below {root} were tried: {succeeded_steps}.")
 
 
 def check_clock(store: StoreFacts) -> Result:
@@ -194,7 +200,7 @@ def check_disk(disk: DiskFacts, limit: float) -> Result:
 
 
 def slots_of(conf: Mapping[str, str], cpus: int) -> int | None:
-    """Return how many slots a configuration allows at most, or ``None`` if it does not tell."""
+    """Return how many slots a configuration allows at most, or ``None`` if it sets no limit."""
     per_task = _whole(conf.get("spark.task.cpus"), 1)
     master = conf.get("spark.master", "")
     local = _LOCAL.match(master)
@@ -226,16 +232,16 @@ def check_slots(slots: int | None, key_groups: int) -> Result:
 
 
 def check_memory(conf: Mapping[str, str], slots: int | None, machine_bytes: int) -> Result:
-    """Check that the Python workers of an executor fit beside its heap.
+    """Check that the heap of an executor leaves enough memory for its Python workers.
 
-    ``slots`` counts for local mode only, where all are on this machine. ``machine_bytes`` are available here, 0 if
-    unknown.
+    ``slots`` is used only in local mode, in which all slots are on this machine. ``machine_bytes`` are available here,
+    0 if unknown.
     """
     if _LOCAL.match(conf.get("spark.master", "")):
         heap = memory_bytes(conf.get("spark.driver.memory", "1g"), _MIB) or 0
-        needed = heap + (slots or 1) * _WORKER_BYTES
-        fact = f"A heap of {_size(heap)} and {slots} Python workers take {_size(needed)}"
-        if machine_bytes and needed > machine_bytes:
+        needed_bytes = heap + (slots or 1) * _WORKER_BYTES
+        fact = f"A heap of {_size(heap)} and {slots} Python workers take {_size(needed_bytes)}"
+        if machine_bytes and needed_bytes > machine_bytes:
             remedy = "Set spark.driver.memory lower, or use fewer slots."
             return Result("memory", "warning", f"{fact}. This machine has {_size(machine_bytes)} left.", remedy)
         return Result("memory", "ok", f"{fact} before they have rows.")
@@ -250,17 +256,19 @@ def check_memory(conf: Mapping[str, str], slots: int | None, machine_bytes: int)
             return Result("memory", "warning", f"{fact}, and {_size(per_worker)} for each Python worker.", remedy)
         return Result("memory", "ok", f"{fact}, and {_size(per_worker)} for each Python worker.")
     overhead = _overhead(conf, heap)
-    needed = cores * _WORKER_BYTES
+    needed_bytes = cores * _WORKER_BYTES
     fact = f"{fact}. Python has no limit of its own and shares spark.executor.memoryOverhead, {_size(overhead)}"
-    if overhead < 2 * needed:
-        remedy = f"Set spark.executor.memoryOverhead to at least {_size(2 * needed)}, or set "
+    if overhead < 2 * needed_bytes:
+        remedy = f"Set spark.executor.memoryOverhead to at least {_size(2 * needed_bytes)}, or set "
         remedy += f"spark.executor.pyspark.memory to at least {cores}g."
-        return Result("memory", "warning", f"{fact}. Its workers take {_size(needed)} before they have rows.", remedy)
+        return Result(
+            "memory", "warning", f"{fact}. Its workers take {_size(needed_bytes)} before they have rows.", remedy
+        )
     return Result("memory", "ok", f"{fact}.")
 
 
 def _overhead(conf: Mapping[str, str], heap: int) -> int:
-    """Return the memory outside the heap as Spark computes it."""
+    """Return the memory outside of the heap, computed as Spark does."""
     explicit = memory_bytes(conf.get("spark.executor.memoryOverhead", ""), _MIB)
     if explicit is not None:
         return explicit
@@ -289,8 +297,10 @@ def check_kafka(kafka: KafkaFacts) -> Result:
         return Result("kafka", "warning", f"{fact}. The cluster did not describe itself: {kafka.problem}.", remedy)
     if kafka.unreachable_brokers:
         remedy = "Correct the brokers' advertised.listeners, or make these addresses reachable."
-        lost = ", ".join(kafka.unreachable_brokers)
-        return Result("kafka", "error", f"{fact}. The cluster advertises {lost}, which refuses connections.", remedy)
+        unreachable = ", ".join(kafka.unreachable_brokers)
+        return Result(
+            "kafka", "error", f"{fact}. The cluster advertises {unreachable}, which refuses connections.", remedy
+        )
     return Result("kafka", "ok", f"{fact}. All {len(kafka.brokers)} brokers accept connections.")
 
 
@@ -323,7 +333,6 @@ def _release(version: str) -> str:
 
 
 def _dotted(version: Sequence[int]) -> str:
-    """Return the numbers of a version as text."""
     return ".".join(map(str, version))
 
 

@@ -35,7 +35,7 @@ def exit_code(results: Iterable[Result]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PythonFacts:
-    """A Python: how it is called, its version, and the versions of installed packages by name.
+    """A Python: its command, its version, and the versions of installed packages by name.
 
     ``problem`` is set, and the version empty, if it cannot be started.
     """
@@ -53,7 +53,7 @@ class PythonFacts:
 
 @dataclass(frozen=True, slots=True)
 class JavaFacts:
-    """The Java that Spark would start. ``major`` is ``None`` if it cannot be started; ``problem`` says why."""
+    """The Java that Spark would start. ``major`` is ``None`` if it cannot be started; ``problem`` is the reason."""
 
     command: str
     major: int | None = None
@@ -73,7 +73,7 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What happened to a probe object below the root.
+    """The results of the operations on a probe object below the root.
 
     ``steps`` are the operations that succeeded, in order. If one failed, ``failed`` names it, and ``problem``,
     ``remedy`` and ``is_reachable`` describe the failure. ``overwrites``: a second put replaced the object.

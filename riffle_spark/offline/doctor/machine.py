@@ -68,8 +68,8 @@ def java_facts(environment: Mapping[str, str]) -> JavaFacts:
 
 
 def _output(command: list[str]) -> str:
-    """Return what a program prints. It runs outside of the current folder, whose packages workers do not see."""
-    done = subprocess.run(
+    """Return the output of a program. It runs in another folder, because workers do not see packages in this one."""
+    process = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -79,11 +79,10 @@ def _output(command: list[str]) -> str:
         check=True,
         cwd="/",
     )
-    return done.stdout
+    return process.stdout
 
 
 def _reason(error: Exception) -> str:
-    """Return as text why a program could not be run."""
     if isinstance(error, subprocess.CalledProcessError):
         lines = str(error.stdout).strip().splitlines()
         return lines[-1] if lines else f"it ended with code {error.returncode}"

@@ -16,7 +16,7 @@ _TIMEOUT_SECONDS = 5.0
 
 
 class _ProbeError(Exception):
-    """The store answered, but not as a store must."""
+    """The store answered with a wrong result."""
 
 
 def store_facts(store: ObjectStore) -> StoreFacts:
@@ -33,8 +33,8 @@ def store_facts(store: ObjectStore) -> StoreFacts:
             return probe.failed(step, str(error), "Use a store that is consistent after each write.")
         except RiffleError as error:
             return probe.failed(step, error.problem, error.remedy, not isinstance(error, UnavailableError))
-        probe.done.append(step)
-    return StoreFacts(tuple(probe.done), overwrites=probe.overwrites, clock_ahead_seconds=probe.ahead)
+        probe.succeeded_steps.append(step)
+    return StoreFacts(tuple(probe.succeeded_steps), overwrites=probe.overwrites, clock_ahead_seconds=probe.ahead)
 
 
 class _Probe:
@@ -44,7 +44,7 @@ class _Probe:
         """Prepare the steps of a check of ``store`` with an object of this ``name``. Nothing is sent yet."""
         self._store = store
         self._name = name
-        self.done: list[str] = []
+        self.succeeded_steps: list[str] = []
         self.overwrites = False
         self.ahead: float | None = None
         self.steps: dict[str, Callable[[], None]] = {
@@ -58,13 +58,20 @@ class _Probe:
     def failed(self, step: str, problem: str, remedy: str, is_reachable: bool = True) -> StoreFacts:
         """Return the facts after a failed step. Try to delete the object."""
         left_over = ""
-        if self.done:
+        if self.succeeded_steps:
             try:
                 self._store.delete([self._name])
             except RiffleError:
                 left_over = self._name
         return StoreFacts(
-            tuple(self.done), step, problem, remedy, is_reachable, self.overwrites, self.ahead, left_over=left_over
+            tuple(self.succeeded_steps),
+            step,
+            problem,
+            remedy,
+            is_reachable,
+            self.overwrites,
+            self.ahead,
+            left_over=left_over,
         )
 
     def _put(self) -> None:
@@ -102,24 +109,24 @@ def _clock_ahead(store: ObjectStore, name: str, before: float, after: float) -> 
     It is 0 if the time of the put fits between ``before`` and ``after``. Stores round times down to a second.
     """
     try:
-        modified = store.modified(name) if isinstance(store, DatedStore) else None
+        modified_ms = store.modified(name) if isinstance(store, DatedStore) else None
     except RiffleError:
-        modified = None  # without the right to read; the next steps report it
-    if modified is None:
+        modified_ms = None  # without the right to read; the next steps report it
+    if modified_ms is None:
         return None
-    return modified - after if modified > after else min(0.0, modified + 1 - before)
+    return modified_ms - after if modified_ms > after else min(0.0, modified_ms + 1 - before)
 
 
 def kafka_facts(servers: Sequence[str]) -> KafkaFacts:
     """Connect to each server, and to each broker that the cluster advertises."""
-    connected = tuple(server for server in servers if accepts_connections(server, _TIMEOUT_SECONDS))
-    refused = tuple(server for server in servers if server not in connected)
-    if not connected:
-        return KafkaFacts((), refused)
+    connected_servers = tuple(server for server in servers if accepts_connections(server, _TIMEOUT_SECONDS))
+    refused_servers = tuple(server for server in servers if server not in connected_servers)
+    if not connected_servers:
+        return KafkaFacts((), refused_servers)
     try:
-        with administrator(connected, _TIMEOUT_SECONDS) as admin:
+        with administrator(connected_servers, _TIMEOUT_SECONDS) as admin:
             brokers = tuple(f"{broker['host']}:{broker['port']}" for broker in admin.describe_cluster()["brokers"])
     except Exception as error:  # noqa: BLE001 - Kafka's client raises errors of many kinds
-        return KafkaFacts(connected, refused, problem=str(error) or type(error).__name__)
+        return KafkaFacts(connected_servers, refused_servers, problem=str(error) or type(error).__name__)
     lost = tuple(broker for broker in brokers if not accepts_connections(broker, _TIMEOUT_SECONDS))
-    return KafkaFacts(connected, refused, brokers, lost)
+    return KafkaFacts(connected_servers, refused_servers, brokers, lost)

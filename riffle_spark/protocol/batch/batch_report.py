@@ -255,14 +255,14 @@ def _store_warnings(tail: Record, operators: Sequence[Operator]) -> Iterator[str
     stale = tail.stale_stores
     durable = {operator.store for operator in operators if operator.durable}
     left_out = tail.schemas.keys() - {operator.store for operator in operators}
-    added = durable - tail.schemas.keys()
-    if added and left_out:
+    added_stores = durable - tail.schemas.keys()
+    if added_stores and left_out:
         yield (
-            f"[RIFFLE-0810] Batch {version + 1} starts stores without state: {', '.join(sorted(added))}. Stores with "
-            f"state that the query no longer uses: {', '.join(sorted(left_out))}.\n  What to do: If a store was "
+            f"[RIFFLE-0810] Batch {version + 1} starts stores without state: {', '.join(sorted(added_stores))}. Stores "
+            f"with state that the query no longer uses: {', '.join(sorted(left_out))}.\n  What to do: If a store was "
             f"renamed, stop the query, roll back to batch {version} (riffle rollback), and restore its name."
         )
-    for store in sorted(tail.schemas.keys() - durable - stale.keys() - (left_out if added else set())):
+    for store in sorted(tail.schemas.keys() - durable - stale.keys() - (left_out if added_stores else set())):
         # Cause: The operator was removed from the query, or is no longer durable.
         yield (
             f"[RIFFLE-0811] Store {store!r} gets no rows from batch {version + 1} on.\n  What to do: If that is not "
@@ -366,11 +366,11 @@ class BatchMeasures:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure the block as phase ``name`` of the batch. Its time is added to earlier times of that phase."""
-        started = self._clock.seconds()
+        started_seconds = self._clock.seconds()
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started_seconds
 
     def warn_of_failed_run(self, version: int, error: Exception, attempts: int) -> None:
         """Add the warning that a run failed with ``error`` and is repeated, up to ``attempts`` runs.
@@ -416,13 +416,13 @@ class BatchMeasures:
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
         sums = sums_of_receipts(receipts)
-        collected: dict[str, object] = {
-            **{f"upkeep_{name}": count for name, count in upkeep.done.items()},
+        fields: dict[str, object] = {
+            **{f"upkeep_{name}": count for name, count in upkeep.sums.items()},
             **sums,
             **placement.report_fields(),
         }
         own_warnings = (*self._warnings, *_dead_letter_warnings(receipts))
-        collected["warnings"] = (*own_warnings, *collected["warnings"], *upkeep.warnings)  # type: ignore[misc]
+        fields["warnings"] = (*own_warnings, *fields["warnings"], *upkeep.warnings)  # type: ignore[misc]
         return BatchReport(
             incoming.version,
             incoming.query_id,
@@ -442,7 +442,7 @@ class BatchMeasures:
             upkeep_requests=upkeep.requests,
             watermark_ms=record.watermark_ms,
             by_store=_figures_by_store(receipts, sums),
-            **collected,  # type: ignore[arg-type]
+            **fields,  # type: ignore[arg-type]
         )
 
     def _requests(self, receipts: Sequence[Receipt]) -> dict[str, int]:

@@ -66,8 +66,8 @@ class Counters:
         counts: Counter[str] = Counter({f"batches/{report.decision}": 1, "batch_retries": max(0, report.runs - 1)})
         for store, figures in report.by_store.items():
             counts.update({f"{counter}/{store}": getattr(figures, name) for name, counter in _OF_STORES.items()})
-        for by, requests in (("batch", report.requests), ("upkeep", report.upkeep_requests)):
-            counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
+        for sender, requests in (("batch", report.requests), ("upkeep", report.upkeep_requests)):
+            counts.update({f"requests/{sender}/{kind}": count for kind, count in requests.items()})
             self._add_price(requests)
         counts.update(f"moves/{move['role']}/{move['goal']}" for move in report.moves)
         counts.update(f"warnings/{match[1]}" for match in map(_WARNING_ID.match, report.warnings) if match)
@@ -91,15 +91,15 @@ class Counters:
         """Count a takeover by a newer driver."""
         self._counts["fencings"] += 1
 
-    def add_requests(self, by: str, requests: Mapping[str, int]) -> None:
-        """Add requests by kind that ``by`` sent outside of batches and upkeep. May be called from any thread."""
-        self._requests.append((by, requests))
+    def add_requests(self, sender: str, requests: Mapping[str, int]) -> None:
+        """Add requests by kind that ``sender`` sent outside of batches and upkeep. May be called from any thread."""
+        self._requests.append((sender, requests))
 
     def values(self) -> Mapping[str, int | float]:
         """Return a copy of the counters by name. A counter that was never increased may be missing."""
         while self._requests:
-            by, requests = self._requests.popleft()
-            self._counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
+            sender, requests = self._requests.popleft()
+            self._counts.update({f"requests/{sender}/{kind}": count for kind, count in requests.items()})
             self._add_price(requests)
         return MappingProxyType(dict(self._counts))
 

@@ -162,9 +162,9 @@ class Driver:
         """Add the start of a pause to the facts. ``paused_since_ms`` returns it, or ``None`` without a pause."""
         self._facts.paused_since_ms = paused_since_ms
 
-    def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
-        """Count requests by kind that ``by`` sent to the store outside of this driver. Any thread may call it."""
-        self._facts.counters.add_requests(by, requests)
+    def count_requests(self, sender: str, requests: Mapping[str, int]) -> None:
+        """Count requests by kind that ``sender`` sent to the store outside of this driver. Any thread may call it."""
+        self._facts.counters.add_requests(sender, requests)
 
     def record_source(self, committed: Sequence[str], newest: Sequence[str], now: float) -> None:
         """Record the offsets that the last committed batch has read, and the newest ones, as ``SourceLag.record`` does.
@@ -188,8 +188,8 @@ class Driver:
             return {}
         if tail.schemas.keys() <= tail.row_counts.keys():
             return tail.row_counts
-        stored = self._log.manifest.measure_stores()
-        return {**{store: size.rows for store, size in stored.items()}, **tail.row_counts}
+        store_sizes = self._log.manifest.measure_stores()
+        return {**{store: size.rows for store, size in store_sizes.items()}, **tail.row_counts}
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
         """Return the earliest processing time (ms) at which a key of these operators is due, as of the last commit.
@@ -215,7 +215,7 @@ class Driver:
             self._rounds.run_alone({living.executor.id: order for living in live.values()})
             self._upkeep.gather(self.ownership)
             for member in live:
-                self.ownership.copies.known.remove_member(member)
+                self.ownership.copies.reported.remove_member(member)
 
     def _poll_mailbox(self) -> None:
         """Read and apply the operator requests in the mailbox."""
@@ -288,8 +288,8 @@ class Driver:
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
         previous = self._log.tail
         draft = claim_record(previous, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
-        promised = self._upkeep.promise_after(self._log.first, previous) if previous else 0
-        draft = replace(draft, promised=promised, savepoints=self.mailbox.savepoints.for_claim(previous))
+        promise = self._upkeep.promise_after(self._log.first, previous) if previous else 0
+        draft = replace(draft, promised=promise, savepoints=self.mailbox.savepoints.for_claim(previous))
         tail = self._log.append(draft, self._log.manifest)
         self._claim_digits = claim_digits(tail.commit_id)
         self.mailbox.savepoints.start(tail)
@@ -475,10 +475,10 @@ class Driver:
             after_commit=self._settings.deliver_after_commit,
             key_id=self._home.key,
         )
-        promised = self._upkeep.promise(tail.sequence + 1)
+        promise = self._upkeep.promise(tail.sequence + 1)
         draft = replace(
             draft,
-            promised=promised,
+            promised=promise,
             weights=self.ownership.placement.weights.to_record(with_measured=self._log.is_full_due("batch")),
             orders=self._idle_loop.requests_for_record(),
             savepoints=self.mailbox.savepoints.current,

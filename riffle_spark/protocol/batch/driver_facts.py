@@ -24,7 +24,7 @@ _MEASURE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _PlacementKey:
-    """What the placement of groups depends on. A new assignment is another object."""
+    """The inputs of the placement of groups. Each new assignment is another object."""
 
     present: Assignment
     members: tuple[MemberId, ...]
@@ -44,7 +44,7 @@ class FactCollector:
     """Makes the ``DriverFacts`` of a driver, and counts its batches.
 
     Placement is read again only after a new assignment, so that a batch costs no loop over key-groups. The caller makes
-    sure that no batch runs meanwhile.
+    sure that no batch runs at the same time.
     """
 
     def __init__(self, ownership: Ownership, operations: RequestRegister, clock: Clock, root: str) -> None:
@@ -181,7 +181,10 @@ class _MemberSizes:
             if owner is not None:
                 total = sizes.get(owner, NO_SIZE)
                 sizes[owner] = Size(*map(add, total, entry.measure()))
-        self._sizes, self._manifest, self._present, self._measured_at = sizes, manifest, placement.present, now
+        self._sizes = sizes
+        self._manifest = manifest
+        self._present = placement.present
+        self._measured_at = now
         return sizes
 
 

@@ -76,35 +76,35 @@ class IdleLoop:
         Requests made to this driver are newer than the requests in its own record. If another driver ran in between,
         its record is newer.
         """
-        recorded = read_requests(tail.orders) if tail else StoredRequests()
-        settings, refused_settings = apply_stored_settings(self._started_settings, recorded.settings)
-        self._kept_requests = StoredRequests(settings=refused_settings, unknown_fields=recorded.unknown_fields)
+        recorded_requests = read_requests(tail.orders) if tail else StoredRequests()
+        settings, refused_settings = apply_stored_settings(self._started_settings, recorded_requests.settings)
+        self._kept_requests = StoredRequests(settings=refused_settings, unknown_fields=recorded_requests.unknown_fields)
         placement = self._ownership.placement
         placement.weights.resume(self._log.weights, placement.groups)
-        lost_members = {waiting.member.id: self._lost_member(waiting) for waiting in recorded.awaited}
+        lost_members = {waiting.member.id: self._lost_member(waiting) for waiting in recorded_requests.awaited}
         self._ownership.membership.lost.update(lost_members)
-        placement.prior_owners.resume(placement.groups.restrict(recorded.prior_owners))
+        placement.prior_owners.resume(placement.groups.restrict(recorded_requests.prior_owners))
         own_epoch = self._epoch
         self._epoch = self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == own_epoch:
             return
         has_run = own_epoch is not None
-        pins = placement.groups.restrict(recorded.pins)
+        pins = placement.groups.restrict(recorded_requests.pins)
         requests = OperatorRequests(
             pins,
-            frozenset(recorded.drained),
-            recorded.slots,
+            frozenset(recorded_requests.drained),
+            recorded_requests.slots,
             settings if has_run or settings != self._started_settings else None,
         )
         self._operations.take_over(requests, alone=has_run)
-        self._mailbox.take_over(recorded.answers)
-        if dropped_pins := [task_name(task) for task in recorded.pins if task not in pins]:
+        self._mailbox.take_over(recorded_requests.answers)
+        if dropped_pins := [task_name(task) for task in recorded_requests.pins if task not in pins]:
             # Cause: `store_groups` or the stores of the query have changed since the pins were set.
             placement.warn(
                 f"[RIFFLE-0802] Dropped the pins {', '.join(dropped_pins)}, because their co-location groups no longer "
                 "exist.\n  What to do: Pin the key-groups again under their present group, if they should stay pinned."
             )
-        if in_effect := _requests_in_effect(replace(recorded, pins=pins), refused_settings):
+        if in_effect := _requests_in_effect(replace(recorded_requests, pins=pins), refused_settings):
             # Cause: The log keeps operator requests, so that a restart of the driver does not undo them.
             placement.warn(
                 f"[RIFFLE-0803] Requests made to an earlier driver are still in effect: {in_effect}.\n"
@@ -119,13 +119,13 @@ class IdleLoop:
         """Return the operator requests in effect and the awaited members."""
         requests = self._operations.requests
         lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
-        changed = changed_settings(self._started_settings, requests.settings) if requests.settings else {}
+        changes = changed_settings(self._started_settings, requests.settings) if requests.settings else {}
         return replace(
             self._kept_requests,
             drained=tuple(sorted(requests.drained)),
             pins=dict(requests.pins),
             slots=requests.slots,
-            settings={**self._kept_requests.settings, **changed},
+            settings={**self._kept_requests.settings, **changes},
             answers=self._mailbox.answers,
             control=(requests.settings or self._started_settings).control == "on",
             prior_owners=prior_owners,
@@ -135,14 +135,14 @@ class IdleLoop:
             ),
         )
 
-    def _lost_member(self, waiting: AwaitedMember) -> LostMember:
+    def _lost_member(self, awaited: AwaitedMember) -> LostMember:
         """Return an awaited member of a record as a lost member.
 
         If the clock was set back, so that the loss is in the future, the member counts as lost now.
         """
-        member = waiting.member
+        member = awaited.member
         living = LiveMember(member.id, Executor(member.executor, member.host, member.slots), member.rack, member.tags)
-        lost_at = (waiting.since_ms - self._clock_origin_ms) / 1000
+        lost_at = (awaited.since_ms - self._clock_origin_ms) / 1000
         return LostMember(living, min(lost_at, self._ports.clock.seconds()), planned=False)
 
     def record_batch_end(self) -> None:
@@ -230,8 +230,8 @@ class IdleLoop:
         manifest = self._log.manifest
         requests_before = dict(self._ports.objects.requests)
         # A snapshot may also replace links of the changed entries.
-        changed = manifest if change is None else manifest.with_entries(change.entries)
-        snapshots = self._upkeep.entries_with_snapshots(changed, self._ownership)
+        changed_manifest = manifest if change is None else manifest.with_entries(change.entries)
+        snapshots = self._upkeep.entries_with_snapshots(changed_manifest, self._ownership)
         changes = snapshots if change is None else {**change.entries, **snapshots}
         stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
         draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
@@ -253,7 +253,7 @@ class IdleLoop:
         self._backoff.forget(_RECORD)
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)
-        self._ownership.copies.known.record_removed_links(record.sequence, changed, snapshots)
+        self._ownership.copies.reported.record_removed_links(record.sequence, changed_manifest, snapshots)
 
     def _settle_append(self, clock_seconds: float) -> None:
         """Find out whether an append with an unknown outcome was committed. Start upkeep at the newest record."""

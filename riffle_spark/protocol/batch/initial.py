@@ -70,9 +70,11 @@ def is_initial_state_due(tail: Record, operator: Operator) -> bool:
 
 def loaded_names(tail: Record, operators: Sequence[Operator]) -> dict[str, tuple[str, ...]]:
     """Return, by store, the names of the initial states loaded once the batch after record ``tail`` is committed."""
-    added = {operator.store: (operator.initial_name,) for operator in operators if is_initial_state_due(tail, operator)}
-    stores = sorted({*tail.initial_states, *added})
-    return {store: (*tail.initial_states.get(store, ()), *added.get(store, ())) for store in stores}
+    added_names = {
+        operator.store: (operator.initial_name,) for operator in operators if is_initial_state_due(tail, operator)
+    }
+    stores = sorted({*tail.initial_states, *added_names})
+    return {store: (*tail.initial_states.get(store, ()), *added_names.get(store, ())) for store in stores}
 
 
 def check_initial(tail: Record | None, dispatch: str, operators: Sequence[Operator]) -> None:

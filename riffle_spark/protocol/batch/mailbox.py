@@ -88,7 +88,7 @@ class MailboxRequest:
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """Return what the request is about. A later request with the same subject replaces its effect."""
+        """Return the subject of the request. A later request with the same subject replaces its effect."""
         arguments = self.arguments
         if self.command in ("pin", "unpin"):
             return ("pin", arguments.get("store"), str(arguments.get("key_group")))
@@ -206,11 +206,11 @@ class Mailbox:
                 id="RIFFLE-1351",
             )
         number = max(self.last, answered) + 1
-        done = [each for each in self.requests if each.number <= answered][-ANSWERS_KEPT:]
+        answered_requests = [each for each in self.requests if each.number <= answered][-ANSWERS_KEPT:]
         expired = [each for each in pending if each.expires_ms <= request.time_ms]
         expired = expired[max(0, len(expired) + len(live) - PENDING_MAX + 1) :]
-        kept = sorted([*done, *expired, *live], key=lambda each: each.number)
-        return Mailbox(number, (*kept, replace(request, number=number)))
+        kept_requests = sorted([*answered_requests, *expired, *live], key=lambda each: each.number)
+        return Mailbox(number, (*kept_requests, replace(request, number=number)))
 
 
 def read_mailbox(objects: ObjectStore) -> tuple[Mailbox, str | None]:
@@ -236,17 +236,17 @@ def add_request(objects: ObjectStore, request: MailboxRequest, answered: Callabl
         own = next((each for each in mailbox.requests if each.id == request.id), None)
         if own is not None:  # an earlier attempt succeeded, although its answer was lost
             return own
-        changed = mailbox.add(request, answered())
+        changed_mailbox = mailbox.add(request, answered())
         try:
             if tag is None:
-                is_written = objects.put_if_absent(MAILBOX, changed.encode())
+                is_written = objects.put_if_absent(MAILBOX, changed_mailbox.encode())
             else:
-                is_written = objects.replace_if_unchanged(MAILBOX, changed.encode(), tag) is not None
+                is_written = objects.replace_if_unchanged(MAILBOX, changed_mailbox.encode(), tag) is not None
         except UnavailableError as error:
             unclear = error
             continue
         if is_written:
-            return changed.requests[-1]
+            return changed_mailbox.requests[-1]
     # Cause: Many commands write at once, or the store does not answer.
     raise unclear or UnavailableError(
         f"The request could not be added in {_TRIES} attempts, because other commands changed the requests.",

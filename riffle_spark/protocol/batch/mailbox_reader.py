@@ -109,14 +109,14 @@ class MailboxReader:
             self._mailbox = Mailbox.decode(stored.data)
 
     def _remove_user_data(self, answered: int) -> None:
-        """Remove the keys and values of answered changes of state from the object. Another writer comes first."""
-        cleaned = self._mailbox.without_user_data(answered)
-        if cleaned == self._mailbox or self._mailbox.unreadable:
+        """Remove the keys and values of answered changes of state from the object, unless it has changed."""
+        cleaned_mailbox = self._mailbox.without_user_data(answered)
+        if cleaned_mailbox == self._mailbox or self._mailbox.unreadable:
             return
-        written = self._objects.replace_if_unchanged(MAILBOX, cleaned.encode(), self._tag)
-        if written is not None:
-            self._mailbox = cleaned
-            self._tag = written.tag
+        written_object = self._objects.replace_if_unchanged(MAILBOX, cleaned_mailbox.encode(), self._tag)
+        if written_object is not None:
+            self._mailbox = cleaned_mailbox
+            self._tag = written_object.tag
 
     def _warn(self, error: RiffleError) -> None:
         """Warn once of an error, and again after another one."""

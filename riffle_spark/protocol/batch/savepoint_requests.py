@@ -54,8 +54,8 @@ class SavepointRequests:
         record = tail
         if "sequence" in record_id:
             record = self._read_record(record_id["sequence"], record_id["commit_id"], name)
-        new = NewSavepoint(name, self._new_id(), self._clock.wall_ms(), user)
-        savepoint = put_savepoint(self._objects, self._log, record, new, tail.epoch)
+        new_savepoint = NewSavepoint(name, self._new_id(), self._clock.wall_ms(), user)
+        savepoint = put_savepoint(self._objects, self._log, record, new_savepoint, tail.epoch)
         self.current = (*self.current, savepoint)
         return f"The savepoint keeps batch {savepoint.version}."
 

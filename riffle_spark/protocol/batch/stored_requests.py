@@ -167,21 +167,21 @@ def _awaited_member(name: str, row: object) -> AwaitedMember:
 
 def changed_settings(started: Settings, current: Settings) -> dict[str, object]:
     """Return, as JSON, the live settings that were changed since the start. Functions are left out."""
-    changed: dict[str, object] = {}
+    changes: dict[str, object] = {}
     for name in sorted(LIVE):
         if getattr(current, name) != getattr(started, name):
             with suppress(TypeError):
-                changed[name] = json.loads(json.dumps(getattr(current, name)))
-    return changed
+                changes[name] = json.loads(json.dumps(getattr(current, name)))
+    return changes
 
 
 def apply_stored_settings(started: Settings, changes: Mapping[str, object]) -> tuple[Settings, dict[str, object]]:
     """Return the settings with recorded changes, and the changes that this version does not know or allow."""
     settings = started
-    refused = {name: value for name, value in changes.items() if name not in LIVE}
+    refused_changes = {name: value for name, value in changes.items() if name not in LIVE}
     for name in sorted(changes.keys() & LIVE):
         try:
             settings = settings.but(**{name: changes[name]})
         except ConfigError:
-            refused[name] = changes[name]
-    return settings, refused
+            refused_changes[name] = changes[name]
+    return settings, refused_changes

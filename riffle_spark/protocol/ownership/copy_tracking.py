@@ -21,12 +21,12 @@ from riffle_spark.state.log.record import Record
 class CopyTracking:
     """All reported copies, and how far they lag.
 
-    ``lagging`` has the standbys and warm-ups that lagged when they were last measured, ``trend`` the growth of the lags
-    over batches, ``warmups`` what the warm-ups still have to fetch.
+    ``lagging`` has the standbys and warm-ups that lagged at the last measurement. ``trend`` has the growth of the lags
+    over batches, and ``warmups`` the bytes that the warm-ups still have to fetch.
     """
 
     def __init__(self) -> None:
-        self.known = ReportedCopies()
+        self.reported = ReportedCopies()
         self.idle = IdleCopies()
         self.trend = LagTrend()
         self.warmups = WarmupProgress()
@@ -41,7 +41,7 @@ class CopyTracking:
 
     def forget(self) -> None:
         """Forget all copies: another driver may have run batches."""
-        self.known.forget()
+        self.reported.forget()
         self.idle.forget()
 
     def measure(self, situation: Situation, settings: Settings, *, is_batch: bool) -> None:
@@ -61,7 +61,7 @@ class CopyTracking:
         """Forget the copies that slots did not find in their folders, as their receipts report."""
         for receipt in receipts:
             for key_group in receipt.missing:
-                self.known.remove(receipt.member, (receipt.store, key_group))
+                self.reported.remove(receipt.member, (receipt.store, key_group))
 
     def record_commit(
         self, record: Record, manifest: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
@@ -70,12 +70,12 @@ class CopyTracking:
 
         ``manifest`` is the manifest before the batch.
         """
-        self.known.record_receipts(receipts, manifest)
-        self.known.record_removed_links(record.sequence, manifest, changes)
+        self.reported.record_receipts(receipts, manifest)
+        self.reported.record_removed_links(record.sequence, manifest, changes)
 
     def record_assignment(
         self, assignment: Assignment, membership: Membership, groups: Groups, settings: Settings, now: float
     ) -> None:
         """Record an assignment made at time ``now``: copies without a place in it are idle from now on."""
         pointers = uses_pointers(settings)
-        self.idle.record_assignment(assignment, self.known, membership, now, pointers=pointers, groups=groups)
+        self.idle.record_assignment(assignment, self.reported, membership, now, pointers=pointers, groups=groups)

@@ -93,39 +93,46 @@ class Discovery:
         If no executor is a member yet, this waits for their censuses.
         """
         membership.executors = tuple(executors)
-        reassigned = membership.reassign_folders(executors)
-        departed = membership.find_departed(executors)
-        planned = (
-            self._cluster.find_planned_removals([member.executor.id for member in departed])
-            if departed
+        reassignment = membership.reassign_folders(executors)
+        departed_members = membership.find_departed(executors)
+        planned_executors = (
+            self._cluster.find_planned_removals([member.executor.id for member in departed_members])
+            if departed_members
             else frozenset()
         )
         alive = {executor.id for executor in executors}
         for delays in (self._aside, self._unanswered):
             delays.keep_only(lambda executor: executor in alive)
         aside = [member for member in membership.live.values() if self._aside.is_delayed(member.executor.id, now)]
-        removed = membership.remove([*departed, *(member for member in aside if member not in departed)], now, planned)
+        removal = membership.remove(
+            [*departed_members, *(member for member in aside if member not in departed_members)], now, planned_executors
+        )
         order = self._census_order(home)
-        changes = [reassigned, removed, self._add_members(self._take_answers(now), executors, membership, copies, now)]
+        changes = [
+            reassignment,
+            removal,
+            self._add_members(self._take_answers(now), executors, membership, copies, now),
+        ]
         if not membership.live:
             usable = [executor for executor in executors if not self._aside.is_delayed(executor.id, now)] or executors
             changes.append(self._add_members(self._ask_now(usable, order), executors, membership, copies, now))
             if not membership.live:
                 changes.append(membership.add_without_census(usable))
         if self._answerable:
-            unknown = [e for e in membership.executors_without_census(executors) if not self._is_delayed(e.id, now)]
-            self._census_calls.start_census(unknown, order)
+            executors_to_ask = [
+                e for e in membership.executors_without_census(executors) if not self._is_delayed(e.id, now)
+            ]
+            self._census_calls.start_census(executors_to_ask, order)
             changes.append(self._add_members(self._take_answers(now), executors, membership, copies, now))
         return changes
 
     def _take_answers(self, now: float) -> list[Census]:
-        """Take the censuses that arrived, without those of executors that were set aside meanwhile."""
+        """Take the censuses that arrived, without those of executors that were set aside since."""
         return [
             census for census in self._census_calls.take_answers() if not self._aside.is_delayed(census.executor, now)
         ]
 
     def _census_order(self, home: Home) -> CensusOrder:
-        """Return the order for a census."""
         settings = self._settings
         return CensusOrder(
             home,
@@ -140,8 +147,8 @@ class Discovery:
     def _ask_now(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask executors for a census and wait for it.
 
-        Executors that do not answer become members by their own ids, and are asked again beside the batches. If there
-        is no answer at all, the cluster cannot ask executors.
+        Executors that do not answer become members by their own ids, and are asked again in the background. If there is
+        no answer at all, the cluster cannot ask executors.
         """
         try:
             answers = self._cluster.census(executors, order)
@@ -164,14 +171,16 @@ class Discovery:
         Failed censuses are recorded, so that the executors are asked again later.
         """
         hosts = {executor.id: executor.host for executor in executors}
-        named = [census for census in censuses if census.member and census.executor in hosts]
-        racks = self._racks_of([(c.member, hosts[c.executor], c.rack) for c in named]) if named else {}
-        changes = membership.add(named, executors, racks)
+        named_censuses = [census for census in censuses if census.member and census.executor in hosts]
+        racks = (
+            self._racks_of([(c.member, hosts[c.executor], c.rack) for c in named_censuses]) if named_censuses else {}
+        )
+        changes = membership.add(named_censuses, executors, racks)
         for census in censuses:
             self._note_failure(census, changes.duplicates.get(census.executor), now)
-        added = {*changes.joined, *changes.returned}
-        for census in named:
-            if census.member in added and census.executor not in changes.duplicates:
+        added_members = {*changes.joined, *changes.returned}
+        for census in named_censuses:
+            if census.member in added_members and census.executor not in changes.duplicates:
                 copies.record_census(census)
         return changes
 
@@ -204,14 +213,13 @@ class Discovery:
 
 
 def _no_census_warning(executor: str, reason: str) -> str:
-    """Return the warning that an executor is not a member, for this ``reason``."""
     # Cause: The executor did not answer the census in time, or cannot use its folder for local copies.
     # Remedy: The error names it. Otherwise do nothing, because the executor is asked again.
     return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"
 
 
 class CensusCalls:
-    """Censuses that run beside the batches, at most one at a time per executor."""
+    """Censuses that run in the background, at most one at a time per executor."""
 
     def __init__(self, cluster: Cluster, background: Background) -> None:
         """Create the censuses of ``cluster``, which run in ``background``."""

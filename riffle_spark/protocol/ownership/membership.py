@@ -4,8 +4,8 @@ Theory of operation.
 
 1. A member is a folder of copies. It outlives its executor: if another executor uses the folder, the member has
    returned.
-2. An executor becomes a member with its census, which runs beside the batches. Only a query without any member waits
-   for a census.
+2. An executor becomes a member with its census, which runs in the background. Only a query without any member waits for
+   a census.
 3. A lost member is remembered while it may be awaited. If its folder appears later, it joins like a new member.
 4. If executors cannot answer a census (Spark Connect), each is a member by its own id.
 """
@@ -129,8 +129,8 @@ class Membership:
 
     def executors_without_census(self, executors: Iterable[Executor]) -> list[Executor]:
         """Return the executors whose census has not arrived."""
-        named = {member.executor.id for member in self.live.values() if member.counted}
-        return [executor for executor in executors if executor.id not in named]
+        counted_executors = {member.executor.id for member in self.live.values() if member.counted}
+        return [executor for executor in executors if executor.id not in counted_executors]
 
     def find_departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
         """Return the members whose executor is not among these live executors, sorted by id."""
@@ -188,10 +188,10 @@ class Membership:
         member = self.live.get(census.member)
         if member is None or member.executor.id not in alive:
             return False
-        displaced = self._displaced.setdefault(census.member, set())
-        if census.executor in displaced:
+        displaced_executors = self._displaced.setdefault(census.member, set())
+        if census.executor in displaced_executors:
             return True
-        displaced.add(member.executor.id)
+        displaced_executors.add(member.executor.id)
         return False
 
     def add_without_census(self, executors: Iterable[Executor]) -> MemberChanges:
@@ -210,8 +210,10 @@ class Membership:
 
         They were lost less than ``delay`` seconds before ``now``, and not on purpose.
         """
-        awaited = {name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay}
-        return {name: lost.living for name, lost in sorted(awaited.items())}
+        awaited_by_name = {
+            name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay
+        }
+        return {name: lost.living for name, lost in sorted(awaited_by_name.items())}
 
     def executor_names(self) -> dict[str, str]:
         """Return the executor id of each live and remembered member."""

@@ -13,7 +13,7 @@ from riffle_spark.state.log.recorded_moves import RecordedMoves
 
 RECENT_MOVES: Final = 100
 _UNRECORDED_MAX: Final = 20_000
-"""While the query is idle, moves wait for the next record. Of more than so many rows the oldest are dropped."""
+"""While the query is idle, moves wait for the next record. Beyond this number, the oldest are dropped."""
 
 
 class MoveHistory:
@@ -34,12 +34,12 @@ class MoveHistory:
     def add(self, moves: Sequence[MoveFields]) -> None:
         """Add the moves of an assignment that was made now."""
         now_ms = self._clock.wall_ms()
-        grouped: dict[tuple[str, str, str, str, str], list[str]] = {}
+        tasks_by_move: dict[tuple[str, str, str, str, str], list[str]] = {}
         for move in moves:
             task = TaskId(str(move.get("group", GROUP)), int(move["key_group"]))
             texts = (str(move["role"]), str(move["from"]), str(move["to"]), str(move["reason"]), str(move["goal"]))
-            grouped.setdefault(texts, []).append(task_name(task))
-        self._unrecorded.extend(RecordedMoves(now_ms, *texts, tuple(tasks)) for texts, tasks in grouped.items())
+            tasks_by_move.setdefault(texts, []).append(task_name(task))
+        self._unrecorded.extend(RecordedMoves(now_ms, *texts, tuple(tasks)) for texts, tasks in tasks_by_move.items())
         summaries = (self._summary(move, now_ms) for move in moves[-RECENT_MOVES:])
         self._recent = (*self._recent, *summaries)[-RECENT_MOVES:]
 

@@ -1,7 +1,7 @@
 """Accept and check the requests of operators to a running query.
 
-Requests may arrive from any thread. The driver applies them before the next batch or, without batches, at its next
-look.
+Requests may arrive from any thread. The driver applies them before the next batch. While no batch arrives, it applies
+them at its next check.
 """
 
 from collections.abc import Callable, Mapping
@@ -86,9 +86,9 @@ class RequestRegister:
 
         Raises ``ConfigError`` for an unknown key-group.
         """
-        unpinned = TaskId(group, key_group)
+        unpinned_task = TaskId(group, key_group)
         self._check_key_group(key_group)
-        requests = self._change(lambda r: replace(r, pins={t: m for t, m in r.pins.items() if t != unpinned}))
+        requests = self._change(lambda r: replace(r, pins={t: m for t, m in r.pins.items() if t != unpinned_task}))
         return {task_name(t): member for t, member in sorted(requests.pins.items())}
 
     def drain(self, member: str) -> None:
@@ -99,17 +99,19 @@ class RequestRegister:
 
         def add_drain(requests: OperatorRequests) -> OperatorRequests:
             name = self._live_member(member)
-            drained = requests.drained | {name}
-            if not any(m.state == "live" and self._name_of(m.id) not in drained for m in self.members):
+            drained_members = requests.drained | {name}
+            if not any(m.state == "live" and self._name_of(m.id) not in drained_members for m in self.members):
                 raise _refusal(
                     f"Member {name} is the last one that is not drained.", "Add an executor first.", "RIFFLE-0751"
                 )
-            pinned = [task_name(t) for t, pin in sorted(requests.pins.items()) if pin == name]
-            if pinned:
+            pinned_tasks = [task_name(t) for t, pin in sorted(requests.pins.items()) if pin == name]
+            if pinned_tasks:
                 raise _refusal(
-                    f"Key-groups {', '.join(pinned)} are pinned to member {name}.", "Unpin them first.", "RIFFLE-0752"
+                    f"Key-groups {', '.join(pinned_tasks)} are pinned to member {name}.",
+                    "Unpin them first.",
+                    "RIFFLE-0752",
                 )
-            return replace(requests, drained=drained)
+            return replace(requests, drained=drained_members)
 
         self._change(add_drain)
 
@@ -188,15 +190,15 @@ class RequestRegister:
         With ``alone`` they replace this driver's own requests. Otherwise own requests win.
         """
 
-        def merge(own: OperatorRequests) -> OperatorRequests:
+        def merge(own_requests: OperatorRequests) -> OperatorRequests:
             if alone:
-                return replace(requests, revision=own.revision)
+                return replace(requests, revision=own_requests.revision)
             return replace(
-                own,
-                pins={**requests.pins, **own.pins},
-                drained=requests.drained | own.drained,
-                slots=own.slots or requests.slots,
-                settings=own.settings or requests.settings,
+                own_requests,
+                pins={**requests.pins, **own_requests.pins},
+                drained=requests.drained | own_requests.drained,
+                slots=own_requests.slots or requests.slots,
+                settings=own_requests.settings or requests.settings,
             )
 
         self._change(merge)

@@ -81,13 +81,13 @@ class Ownership:
         membership = self.membership
         delay = self.placement.settings.scheduled_rebalance_max_delay
         membership.forget_lost(now, delay)
-        unnamed = [name for name, member in membership.live.items() if not member.counted]
-        changes = self.discovery.update_members(executors, membership, self.copies.known, home, now)
-        members = {executor: membership.of_executor(executor) for executor in unnamed}
+        uncounted_members = [name for name, member in membership.live.items() if not member.counted]
+        changes = self.discovery.update_members(executors, membership, self.copies.reported, home, now)
+        members = {executor: membership.of_executor(executor) for executor in uncounted_members}
         names = {executor: member.id for executor, member in members.items() if member and member.counted}
         if names:
             self._operations.replace_executor_names(names)
-        self.copies.known.keep_members(membership.live)
+        self.copies.reported.keep_members(membership.live)
         awaited = membership.awaited_members(now, delay)
         for change in changes:
             self.placement.prior_owners.remember(change.left, awaited, self.placement.present)

@@ -72,11 +72,13 @@ class Placement:
 
     def change_settings(self, settings: Settings) -> None:
         """Use changed settings from the next assignment on, which is due now."""
-        unused = slots.settings_without_effect(settings)
-        changed = [name for name in unused if getattr(settings, name) != getattr(self.settings, name)]
-        if changed:
+        settings_without_effect = slots.settings_without_effect(settings)
+        changed_names = [
+            name for name in settings_without_effect if getattr(settings, name) != getattr(self.settings, name)
+        ]
+        if changed_names:
             self.warn(
-                f"[RIFFLE-0765] With dispatch = hashed these settings have no effect: {', '.join(changed)}.\n"
+                f"[RIFFLE-0765] With dispatch = hashed these settings have no effect: {', '.join(changed_names)}.\n"
                 "  What to do: Set them back, or use another dispatch."
             )
         self.settings = settings
@@ -85,9 +87,9 @@ class Placement:
     def set_tasks(self, groups: Groups, shards: Shards | None) -> None:
         """Set the shards of a batch, and add the groups of its stores, because stores may join while a query runs."""
         self.shards = shards
-        merged = self.groups.merged_with(groups)
-        if merged != self.groups:
-            self.groups = merged
+        merged_groups = self.groups.merged_with(groups)
+        if merged_groups != self.groups:
+            self.groups = merged_groups
             self.layout = None
 
     def forget_layout(self) -> None:
@@ -117,7 +119,7 @@ class Placement:
         live = self._membership.live
         return Situation(
             self._membership,
-            self._copies.known,
+            self._copies.reported,
             manifest,
             stores,
             key_groups,
@@ -232,8 +234,10 @@ class Placement:
         moves = moves_of(previous.owners, self.present, names, situation.partitions)
         self._history.add(moves)
         warnings = list(self.present.warnings)
-        if self.shards is None and (few := few_key_groups_warning(self.settings.key_groups, len(layout.slots))):
-            warnings.append(few)
+        if self.shards is None and (
+            few_groups_warning := few_key_groups_warning(self.settings.key_groups, len(layout.slots))
+        ):
+            warnings.append(few_groups_warning)
         if self.listener:
             warnings += notify(self.listener, moves, self._membership.live)
         self._changes = self._changes.extended(moves, warnings)

@@ -1,4 +1,4 @@
-"""Quarantine members with full disks or little memory, and standbys that never catch up, from copies."""
+"""Choose the members that get no copy: their disk or memory is full, or their standbys never catch up."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
@@ -89,16 +89,16 @@ class Quarantine:
         for member, used in sorted(members.memory_shares.items()):
             marks["memory", member] = _exceeded_marks(used, memory_limits, last_marks.get(("memory", member), 0))
         self._marks = {full: mark for full, mark in marks.items() if mark}
-        changed = self._marks != last_marks
-        emptied = [full for full, mark in self._marks.items() if mark >= _HIGH]
-        self._leaving = {full: leaving for full, leaving in self._leaving.items() if full in emptied}
-        for kind, member in emptied:
+        has_changed = self._marks != last_marks
+        members_to_relieve = [full for full, mark in self._marks.items() if mark >= _HIGH]
+        self._leaving = {full: leaving for full, leaving in self._leaving.items() if full in members_to_relieve}
+        for kind, member in members_to_relieve:
             tasks = situation.placed_tasks(member) if kind == "disk" else situation.owned_tasks(member)
             if not self._leaving.get((kind, member), frozenset()) & tasks:
                 self._leaving[kind, member] = _choose_copies_to_remove(
                     situation, kind, member, tasks, settings.max_warmup_replicas
                 )
-                changed = changed or bool(tasks)
+                has_changed = has_changed or bool(tasks)
             mark = self._marks[kind, member]
             if mark > last_marks.get((kind, member), 0):
                 self._warnings.append(
@@ -106,7 +106,7 @@ class Quarantine:
                     if kind == "disk"
                     else _memory_warning(situation, member)
                 )
-        return changed
+        return has_changed
 
     def add_slow_standbys(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
         """Quarantine standbys whose lag keeps growing, given with their lags in records.
@@ -117,19 +117,19 @@ class Quarantine:
         present = situation.present.standbys
         lags = {copy: situation.lag(copy[1], copy[0]) for copy in self._slow if copy[1] in live}
         self._slow = {(t, m): None for (t, m), lag in lags.items() if lag or m not in present.get(t, ())}
-        fresh = {copy: lag for copy, lag in standbys.items() if copy not in self._slow}
-        self._slow |= dict.fromkeys(fresh)
-        replaceable = {copy for copy in fresh if self._alternatives(copy[0], situation)}
-        for member in sorted({member for _, member in fresh}):
-            own = {task_name(t): lag for (t, m), lag in sorted(fresh.items()) if m == member}
+        new_slow_standbys = {copy: lag for copy, lag in standbys.items() if copy not in self._slow}
+        self._slow |= dict.fromkeys(new_slow_standbys)
+        replaceable = {copy for copy in new_slow_standbys if self._alternatives(copy[0], situation)}
+        for member in sorted({member for _, member in new_slow_standbys}):
+            slow_standbys = {task_name(t): lag for (t, m), lag in sorted(new_slow_standbys.items()) if m == member}
             executor = live[member].executor
-            largest_lag = max(own.values())
-            key_groups = ", ".join(own)
-            replaced = sum(m == member for _, m in replaceable)
+            largest_lag = max(slow_standbys.values())
+            key_groups = ", ".join(slow_standbys)
+            replaced_count = sum(m == member for _, m in replaceable)
             self._warnings.append(
                 f"[RIFFLE-0762] Standbys on member {member} (executor {executor.id}) fall behind with every batch: "
                 f"key-groups {key_groups}, by up to {largest_lag} changed records. "
-                f"Other members take over {replaced} of {len(own)}.\n"
+                f"Other members take over {replaced_count} of {len(slow_standbys)}.\n"
                 "  What to do: Raise `upkeep_bandwidth`, or check the disk, network and cores of that executor."
             )
         return bool(replaceable)
@@ -166,9 +166,9 @@ class Quarantine:
 
         They do not fall behind, are not full or drained, and have no place in the present assignment of the task.
         """
-        avoided = {*self._full, *(member for _, member in self._slow), *situation.drained}
-        avoided |= {situation.present.owners.get(t, ""), *situation.present.standbys.get(t, ())}
-        return sorted(situation.members.live.keys() - avoided)
+        avoided_members = {*self._full, *(member for _, member in self._slow), *situation.drained}
+        avoided_members |= {situation.present.owners.get(t, ""), *situation.present.standbys.get(t, ())}
+        return sorted(situation.members.live.keys() - avoided_members)
 
 
 def _exceeded_marks(used: float, limits: tuple[float, ...], last_mark: int) -> int:
@@ -202,7 +202,6 @@ def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
 
 
 def _memory_warning(situation: Situation, member: MemberId) -> str:
-    """Return the warning that the memory of a member exceeds its limit."""
     used_bytes, free_bytes = situation.members.memories[member]
     used_mb = round(used_bytes / 1e6)
     free_mb = round(free_bytes / 1e6)

@@ -219,13 +219,14 @@ def all_copies(present: Assignment, live: Set[MemberId], lagging: Iterable[Readi
 
     Copies that are not in ``lagging`` have no lag.
     """
-    known = {(copy.role, copy.task, copy.member): copy for copy in lagging}
+    lagging_copies_by_place = {(copy.role, copy.task, copy.member): copy for copy in lagging}
     roles: tuple[tuple[Role, Mapping[TaskId, tuple[MemberId, ...]]], ...] = (
         ("standby", present.standbys),
         ("warmup", present.warmups),
     )
     return tuple(
-        known.get((role, t, member)) or Readiness(t.key_group, member, role, 0, 0, warm=True, group=t.group)
+        lagging_copies_by_place.get((role, t, member))
+        or Readiness(t.key_group, member, role, 0, 0, warm=True, group=t.group)
         for role, copies in roles
         for t, members in sorted(copies.items())
         for member in members
@@ -253,9 +254,9 @@ def ready_standbys(situation: Situation, store: str, acceptable_lag: int) -> dic
         head = entry.head
         able = []
         for member in members:
-            reported = heads_of.get(member, _NO_HEADS).get(address)
-            if reported == head or (
-                reported is not None and situation.copies.lag(member, address, entry).records <= acceptable_lag
+            reported_head = heads_of.get(member, _NO_HEADS).get(address)
+            if reported_head == head or (
+                reported_head is not None and situation.copies.lag(member, address, entry).records <= acceptable_lag
             ):
                 able.append(member)
         if able:

@@ -109,11 +109,11 @@ def notify(listener: RebalanceListener, moves: Sequence[MoveFields], live: Itera
     live_members = frozenset(live)
     owner_moves = [_for_listener(move) for move in moves if move["role"] == "owner"]
     lost = [move for move in owner_moves if move["from"] and move["from"] not in live_members]
-    revoked = [move for move in owner_moves if move["from"] in live_members]
+    revoked_moves = [move for move in owner_moves if move["from"] in live_members]
     warnings = []
     for call, its_moves in (
         (listener.on_lost, lost),
-        (listener.on_revoked, revoked),
+        (listener.on_revoked, revoked_moves),
         (listener.on_assigned, owner_moves),
     ):
         try:

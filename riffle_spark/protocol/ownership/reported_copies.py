@@ -101,11 +101,11 @@ class ReportedCopies:
     def record_copies(self, member: str, copies: Iterable[tuple[str, int, int, str]]) -> None:
         """Record the heads of copies, given as (store, key-group, version, attempt). Equal heads become one object."""
         heads = self._heads.setdefault(member, {})
-        known: dict[str, Head] = {}
+        heads_by_attempt: dict[str, Head] = {}
         for store, key_group, version, attempt in copies:
-            head = known.get(attempt)
+            head = heads_by_attempt.get(attempt)
             if head is None or head.version != version:
-                head = known[attempt] = Head(version, attempt)
+                head = heads_by_attempt[attempt] = Head(version, attempt)
             heads[store, key_group] = head
 
     def remove(self, member: str, address: Address) -> None:
@@ -142,10 +142,10 @@ class ReportedCopies:
         for receipt in receipts:
             if not receipt.member:
                 continue
-            sealed = self._sealed.setdefault(receipt.member, {})
-            sealed[receipt.attempt] = None
-            if len(sealed) > _SEALED_REMEMBERED:
-                del sealed[next(iter(sealed))]
+            sealed_attempts = self._sealed.setdefault(receipt.member, {})
+            sealed_attempts[receipt.attempt] = None
+            if len(sealed_attempts) > _SEALED_REMEMBERED:
+                del sealed_attempts[next(iter(sealed_attempts))]
             heads = self._heads.setdefault(receipt.member, {})
             for part in receipt.parts:
                 address = (receipt.store, part.key_group)
@@ -160,11 +160,11 @@ class ReportedCopies:
             previous = manifest.entries.get(address, EMPTY)
             if entry.extends(previous):
                 continue
-            removed = _removed_links(previous, entry)
-            if removed is None:
+            removed_links = _removed_links(previous, entry)
+            if removed_links is None:
                 self._trails.pop(address, None)
-            elif removed.chain:
-                self._trails.setdefault(address, _Trail(removed.base)).add(sequence, removed)
+            elif removed_links.chain:
+                self._trails.setdefault(address, _Trail(removed_links.base)).add(sequence, removed_links)
 
     def forget_trails(self, oldest: int) -> None:
         """Forget the removed links that no retained record lists.
@@ -219,8 +219,8 @@ class ReportedCopies:
 
     def _lag_of_links(self, member: str, links: Iterable[Link]) -> CopyLag:
         """Return the records and bytes of the links that the member did not seal."""
-        sealed = self._sealed.get(member, {})
-        remote_links = [link for link in links if link.source.attempt not in sealed]
+        sealed_attempts = self._sealed.get(member, {})
+        remote_links = [link for link in links if link.source.attempt not in sealed_attempts]
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))
 
     def follow_of(self, member: str, address: Address, entry: Entry) -> Follow | None:
@@ -232,8 +232,8 @@ class ReportedCopies:
         place = entry.find_head(head)
         if place:  # links at the end of the chain are always fewer bytes than the whole state
             return Follow(*address, entry, len(entry.chain) - place)
-        missing = self.entry_to_follow(member, address, entry)
-        return None if missing is None else Follow(*address, missing)
+        missing_entry = self.entry_to_follow(member, address, entry)
+        return None if missing_entry is None else Follow(*address, missing_entry)
 
     def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry | None:
         """Return the entry with the state that a member's copy lacks, or ``None`` if the copy lacks nothing.

@@ -29,9 +29,9 @@ def layout_of(
     An executor gets at most as many slots as it has cores, as it owns key-groups of the group, and as ``slot_limit``.
     """
     by_group = [{t.key_group: owner for t, owner in owners.items() if t.group == group} for group in groups.names]
-    first, *rest = (_layout_of_group(members, owned, slot_limit, shards) for owned in by_group)
+    first, *other_layouts = (_layout_of_group(members, owned, slot_limit, shards) for owned in by_group)
     stores = (groups.stores_of(group, groups.of_stores) for group in groups.names[1:])
-    return replace(first, other_groups=tuple(zip(stores, rest, strict=True))) if rest else first
+    return replace(first, other_groups=tuple(zip(stores, other_layouts, strict=True))) if other_layouts else first
 
 
 def _layout_of_group(

@@ -1,8 +1,8 @@
 """Decide from measurements when a new assignment is due.
 
-Theory of operation. A trigger that no assignment can satisfy would fire forever. So ``MeasuredTriggers`` keeps
-what the last assignment left undone: work that cannot be levelled, and rows that must be read across racks. The trigger
-fires again only after a large change of that rest.
+Theory of operation. A trigger that no assignment can satisfy would fire forever. So ``MeasuredTriggers`` keeps the
+remainder after the last assignment: work that cannot be levelled, and rows that must be read across racks. The trigger
+fires again only after a large change of this remainder.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ _LOAD_CHANGE = 0.5
 _TRAFFIC_BAND = 0.1
 """Rows read across racks beyond the minimum may be this share of the minimum."""
 _TRAFFIC_LEAST = 0.05
-"""They may also be this share of all rows: random differences between racks come near it."""
+"""They may also be this share of all rows: random differences between racks are nearly as large."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,8 @@ class Probes:
     def take_counts(self) -> tuple[int, int]:
         """Return how many probes ran and how many were skipped since the last call."""
         counts = (self.run, self.skipped)
-        self.run = self.skipped = 0
+        self.run = 0
+        self.skipped = 0
         return counts
 
     def seconds_to_next(self, assignment: Assignment, interval: float, now: float) -> float | None:
@@ -65,12 +66,12 @@ class Probes:
             return False
         acceptable, interval = limits
         warm = [lag <= acceptable for lag in lags]
-        passed = now - self._since >= interval
+        has_interval_passed = now - self._since >= interval
         at_once = all(warm) if warm else self._moved
-        if at_once or (passed and (any(warm) or not warm)):
+        if at_once or (has_interval_passed and (any(warm) or not warm)):
             self.run += 1
             return True
-        if passed:
+        if has_interval_passed:
             self.skipped += 1
             self._since = now
         return False
@@ -116,7 +117,8 @@ class Patience:
 
     def reset(self) -> None:
         """Count from zero again, because an assignment was made."""
-        self._outside = self._across = 0
+        self._outside = 0
+        self._across = 0
         self._lags = None
         self._growing.clear()
 
@@ -216,10 +218,10 @@ class MeasuredTriggers:
 
     def _have_changed(self, loads: Mapping[MemberId, float]) -> bool:
         """Return whether the load of a member has changed much since the last assignment that could not level it."""
-        last = self._last_loads
-        if loads.keys() != last.keys():
+        last_loads = self._last_loads
+        if loads.keys() != last_loads.keys():
             return True
-        return any(abs(loads[m] - last[m]) > _LOAD_CHANGE * max(last[m], 1.0) for m in last)
+        return any(abs(loads[m] - last_loads[m]) > _LOAD_CHANGE * max(last_loads[m], 1.0) for m in last_loads)
 
     def reads_across(
         self,

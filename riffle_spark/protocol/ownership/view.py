@@ -16,7 +16,7 @@ from riffle_spark.state.log.record import Record
 __all__ = ["Situation", "assign_settings", "recorded_assignment", "room_of", "uses_pointers", "view_of"]
 
 _COPY_TIMES = 2
-"""A copy takes up to twice its state, because new deltas are stored beside it until both are merged."""
+"""A copy takes up to twice its state, because new deltas are stored in addition until both are merged."""
 
 
 def recorded_assignment(tail: Record, groups: Groups | None = None) -> model.Assignment:
@@ -93,8 +93,10 @@ class Situation:
 
     def copied_tasks(self, member: model.MemberId) -> set[model.TaskId]:
         """Return the tasks of which a member has a copy of at least one store."""
-        copied = {self.groups.task(store, kg) for store, kg in self.copies.of_member(member) if store in self.stores}
-        return copied & self._task_set
+        tasks_with_copy = {
+            self.groups.task(store, kg) for store, kg in self.copies.of_member(member) if store in self.stores
+        }
+        return tasks_with_copy & self._task_set
 
     def owned_tasks(self, member: model.MemberId) -> set[model.TaskId]:
         """Return the tasks that a member owns."""
@@ -102,10 +104,10 @@ class Situation:
 
     def placed_tasks(self, member: model.MemberId) -> set[model.TaskId]:
         """Return the tasks that a member has a copy of, owns, or keeps as a standby or warm-up."""
-        placed = self.copied_tasks(member) | self.owned_tasks(member)
+        tasks = self.copied_tasks(member) | self.owned_tasks(member)
         for copies in (self.present.standbys, self.present.warmups):
-            placed |= {t for t, members in copies.items() if member in members}
-        return placed
+            tasks |= {t for t, members in copies.items() if member in members}
+        return tasks
 
     def lag(self, member: model.MemberId, t: model.TaskId) -> int:
         """Return how many changed records a member lacks of a task, over all its durable stores."""
@@ -229,8 +231,8 @@ def _restrict_to(
     copies: Mapping[model.TaskId, tuple[model.MemberId, ...]], members: frozenset[model.MemberId]
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
     """Return the copies that are on ``members``. Tasks without such a copy are left out."""
-    restricted = {t: tuple(m for m in holders if m in members) for t, holders in copies.items()}
-    return {t: holders for t, holders in restricted.items() if holders}
+    restricted_copies = {t: tuple(m for m in holders if m in members) for t, holders in copies.items()}
+    return {t: holders for t, holders in restricted_copies.items() if holders}
 
 
 def _lags(situation: Situation) -> dict[model.TaskId, dict[model.MemberId, model.Lag]]:

@@ -43,14 +43,14 @@ class WarmupProgress:
         if not remaining and not self._remaining:
             self._partial.clear()
             return
-        fetched: dict[MemberId, int] = {member: 0 for member, _ in remaining}
+        fetched_bytes: dict[MemberId, int] = {member: 0 for member, _ in remaining}
         for (member, task), size in remaining.items():
-            fetched[member] += max(0, self._remaining.get((member, task), size) - size)
+            fetched_bytes[member] += max(0, self._remaining.get((member, task), size) - size)
         self._remaining = remaining
-        self._samples = {member: self._samples.get(member, deque()) for member in fetched}
+        self._samples = {member: self._samples.get(member, deque()) for member in fetched_bytes}
         for member, samples in self._samples.items():
             total = samples[-1].fetched if samples else 0
-            samples.append(_Sample(now, total + fetched[member]))
+            samples.append(_Sample(now, total + fetched_bytes[member]))
             while len(samples) > 2 and samples[1].seconds <= now - _WINDOW_SECONDS:
                 samples.popleft()
 

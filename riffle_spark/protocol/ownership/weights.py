@@ -29,7 +29,7 @@ _Key = TypeVar("_Key")
 _Column: TypeAlias = npt.NDArray[np.float64]
 _NOTHING: _Column = np.zeros(0)
 _PRIOR_ROWS = 50.0
-"""Few rows are a poor sample. So as many rows with the average racks of the input are added to a task's rows."""
+"""Few rows are a poor sample. So this many rows with the average racks of the input are added to a task's rows."""
 _ROW_US = 1.0
 _BYTE_US = 0.005
 """The time of a core for a row, about 1 µs, and for a byte read or written, about 200 MB per second."""
@@ -201,11 +201,11 @@ class Weights:
         task's rows as a multiple of the mean.
         """
         rows = sum(counts.values())
-        own = self._local_shares(counts)
+        local_shares = self._local_shares(counts)
         total = round(_PARTS * weight)
         local: dict[str, int] = {}
         for rack, usual_share in sorted(usual.items()):
-            share = (own.get(rack, 0.0) * rows + usual_share * _PRIOR_ROWS) / (rows + _PRIOR_ROWS)
+            share = (local_shares.get(rack, 0.0) * rows + usual_share * _PRIOR_ROWS) / (rows + _PRIOR_ROWS)
             local[rack] = round(total * share)
         return Traffic(total, local, _PARTS)
 
@@ -225,15 +225,17 @@ def memory_by_member(receipts: Iterable[Receipt], groups: Groups) -> dict[Member
     All stores of a slot share one worker. Co-location groups run one after the other in the same workers, so the group
     that uses most memory counts.
     """
-    used: dict[MemberId, dict[str, dict[int, int]]] = {}
-    free: dict[MemberId, int] = {}
+    used_bytes: dict[MemberId, dict[str, dict[int, int]]] = {}
+    free_bytes: dict[MemberId, int] = {}
     for receipt in receipts:
         if receipt.memory[0]:
-            by_slot = used.setdefault(receipt.member, {}).setdefault(groups.of(receipt.store), {})
+            by_slot = used_bytes.setdefault(receipt.member, {}).setdefault(groups.of(receipt.store), {})
             by_slot[receipt.slot] = max(by_slot.get(receipt.slot, 0), receipt.memory[0])
-            free[receipt.member] = min(free.get(receipt.member, receipt.memory[1]), receipt.memory[1])
-    largest = {member: max(sum(by_slot.values()) for by_slot in by_group.values()) for member, by_group in used.items()}
-    return {member: (size, free[member]) for member, size in largest.items()}
+            free_bytes[receipt.member] = min(free_bytes.get(receipt.member, receipt.memory[1]), receipt.memory[1])
+    largest = {
+        member: max(sum(by_slot.values()) for by_slot in by_group.values()) for member, by_group in used_bytes.items()
+    }
+    return {member: (size, free_bytes[member]) for member, size in largest.items()}
 
 
 def _memory_by_group(receipts: Iterable[Receipt], groups: Groups) -> dict[str, _Column]:
@@ -311,11 +313,11 @@ class _Means:
 
 def _fade(mean: _Column, batch: _Column) -> _Column:
     """Return the fading mean after a batch, with values near zero as zero. ``mean`` is the mean before the batch."""
-    faded = np.zeros(max(len(mean), len(batch)))
-    faded[: len(mean)] = _FADING * mean
-    faded[: len(batch)] += (1 - _FADING) * batch
-    faded[faded <= _LEAST] = 0.0
-    return faded
+    faded_mean = np.zeros(max(len(mean), len(batch)))
+    faded_mean[: len(mean)] = _FADING * mean
+    faded_mean[: len(batch)] += (1 - _FADING) * batch
+    faded_mean[faded_mean <= _LEAST] = 0.0
+    return faded_mean
 
 
 def _add(totals: dict[_Key, float], key: _Key, amount: float) -> None:

@@ -34,7 +34,7 @@ class _ClaimResult:
 class ClaimWork:
     """Runs work of the newest claim in the order of its submission, so that deletes wait for a scan that reads records.
 
-    Work of an earlier claim is abandoned and its results are dropped: if the root was restored meanwhile, the record
+    Work of an earlier claim is abandoned and its results are dropped: if the root was restored in between, the record
     numbers that it uses belong to other records.
     """
 

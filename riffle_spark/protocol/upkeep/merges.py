@@ -24,7 +24,7 @@ from riffle_spark.state.log.manifest import Address, Entry, Manifest, MergedDelt
 
 _FAN_IN_MAX = 16
 _LEVELS = 4
-"""A chain may have the links of so many levels, so the fan-in is this fraction of the longest chain."""
+"""A chain may have links of this many levels, so the fan-in is this fraction of the longest chain."""
 _FAN_IN_MIN = 4
 """Chains that are too short for this fan-in are not merged: snapshots write less."""
 _DEAD_BYTES_MIN = 64 * 1024
@@ -88,13 +88,15 @@ def _count_level(entry: Entry, end: int, level: int) -> int:
 
 def find_sparse(manifest: Manifest) -> frozenset[MergedDelta]:
     """Return the merged deltas of which less than half is listed."""
-    listed: Counter[MergedDelta] = Counter()
+    listed_bytes: Counter[MergedDelta] = Counter()
     for entry in manifest.entries.values():
         for link in entry.chain:
             if link.merged is not None:
-                listed[link.merged] += link.length
+                listed_bytes[link.merged] += link.length
     return frozenset(
-        merged for merged, size in listed.items() if 2 * size < merged.size and merged.size - size > _DEAD_BYTES_MIN
+        merged_delta
+        for merged_delta, size in listed_bytes.items()
+        if 2 * size < merged_delta.size and merged_delta.size - size > _DEAD_BYTES_MIN
     )
 
 

@@ -17,7 +17,7 @@ _DELETES_PER_REQUEST = 1_000
 
 
 class Retention:
-    """Follows a driver's commits and finds the objects and records that may be deleted.
+    """Records a driver's commits, and finds the objects and records that may be deleted.
 
     Retained are the newest ``versions`` records, and all that are at most ``for_ms`` milliseconds old.
     """
@@ -88,10 +88,10 @@ class Retention:
         self._outputs = outputs
         self._references.update(added)
         self._references.subtract(removed)
-        unlisted = [name for name in removed if self._references[name] <= 0]
-        for name in unlisted:
+        unlisted_names = [name for name in removed if self._references[name] <= 0]
+        for name in unlisted_names:
             del self._references[name]
-        self.retire(record.sequence, [*unlisted, *replaced_snapshots])
+        self.retire(record.sequence, [*unlisted_names, *replaced_snapshots])
 
     def retire(self, sequence: int, names: Collection[str]) -> None:
         """Record names of this driver's objects that no record will list.
@@ -136,13 +136,13 @@ class Retention:
         """
         while self._records and self._records[0][0] < promised:
             self._records.popleft()
-        oldest, _, needed = self._records[0] if self._records else (0, 0, 0)
+        oldest, _, first_needed = self._records[0] if self._records else (0, 0, 0)
         if promised < oldest:  # a scan has ended since the driver chose this promise
-            needed = min(needed, promised - FULL_EVERY)
+            first_needed = min(first_needed, promised - FULL_EVERY)
         deletable: list[str] = []
         while self._retired and self._retired[0][0] <= min(oldest, promised):
             deletable += self._retired.popleft()[2].split("\n")
-        keep_from = max(self._first_kept, needed)
+        keep_from = max(self._first_kept, first_needed)
         deletable += [paths.record_name(sequence) for sequence in range(self._first_kept, keep_from)]
         self._first_kept = keep_from
         return deletable
@@ -183,16 +183,16 @@ def find_orphans(
     """
     deletable = []
     for name in names:
-        parsed = paths.parse_object_name(name)
-        if parsed is None or name in listed:
+        object_name = paths.parse_object_name(name)
+        if object_name is None or name in listed:
             continue
-        if parsed.kind == "delta":
-            is_abandoned = parsed.version < version
-        elif parsed.kind == "savepoint":
+        if object_name.kind == "delta":
+            is_abandoned = object_name.version < version
+        elif object_name.kind == "savepoint":
             is_abandoned = False  # this driver may list it with its next record
         else:
             is_abandoned = may_be_listed is not None and name not in may_be_listed
-        if parsed.epoch < epoch or (parsed.epoch == epoch and is_abandoned):
+        if object_name.epoch < epoch or (object_name.epoch == epoch and is_abandoned):
             deletable.append(name)
     return deletable
 
@@ -216,7 +216,7 @@ class Deletes:
         """Create the deletes of a claim. ``tail`` is the driver's newest record, ``None`` until it is set."""
         self._objects = objects
         self._tail = tail
-        self._kept: dict[str, frozenset[str]] = {}
+        self._names_by_savepoint: dict[str, frozenset[str]] = {}
         """The objects of each savepoint by its id, once they were read."""
 
     @property
@@ -229,9 +229,9 @@ class Deletes:
 
         Deletes stop once another driver has appended after it.
         """
-        deleted = [paths.savepoint_name(each.id) for each in self.savepoints if each not in record.savepoints]
+        deleted_names = [paths.savepoint_name(each.id) for each in self.savepoints if each not in record.savepoints]
         self._tail = record
-        return deleted
+        return deleted_names
 
     def run(self, names: Sequence[str]) -> Steps[bool]:
         """Return the steps that delete the objects.
@@ -243,8 +243,8 @@ class Deletes:
         for start in range(0, len(names), _DELETES_PER_REQUEST):
             if _is_superseded(self._objects, self._tail):
                 return False
-            kept = self._kept_by_savepoints()
-            deletable = [name for name in names[start : start + _DELETES_PER_REQUEST] if name not in kept]
+            kept_names = self._kept_by_savepoints()
+            deletable = [name for name in names[start : start + _DELETES_PER_REQUEST] if name not in kept_names]
             if deletable:
                 self._objects.delete(deletable)
             yield
@@ -253,9 +253,9 @@ class Deletes:
     def _kept_by_savepoints(self) -> Collection[str]:
         """Return the names of all savepoints and of all objects that they list. Each savepoint is read once."""
         for savepoint in self.savepoints:
-            if savepoint.id not in self._kept:
+            if savepoint.id not in self._names_by_savepoint:
                 listed = savepoint_objects(read_savepoint(self._objects, savepoint))
-                self._kept[savepoint.id] = frozenset({*listed, paths.savepoint_name(savepoint.id)})
+                self._names_by_savepoint[savepoint.id] = frozenset({*listed, paths.savepoint_name(savepoint.id)})
         ids = {savepoint.id for savepoint in self.savepoints}
-        self._kept = {id: names for id, names in self._kept.items() if id in ids}
-        return frozenset[str]().union(*self._kept.values())
+        self._names_by_savepoint = {id: names for id, names in self._names_by_savepoint.items() if id in ids}
+        return frozenset[str]().union(*self._names_by_savepoint.values())

@@ -6,7 +6,7 @@ Theory of operation.
    fetched bytes. A round is one piece on each executor.
 2. A plan continues, round after round, while pieces make progress and are not finished. A newer plan replaces it after
    the present round.
-3. A failure is no progress. The failed work leaves the plan, and later plans for a while (``setbacks``).
+3. A failure does not count as progress. The failed work leaves the plan, and later plans for a while (``setbacks``).
 4. While a batch runs, pieces are shorter, and upkeep pauses between them.
 5. The driver submits plans, and the background takes them. Both use one lock, so a new plan is either seen by the run
    that is about to end, or starts the next run.
@@ -38,14 +38,14 @@ _RETRY_SECONDS = 0.5
 class Rounds:
     """Runs one plan at a time in the background.
 
-    ``arrived`` holds the receipts that the driver has not read, ``taken`` the snapshots and merged deltas that receipts
-    name. The driver sets ``in_batch`` while a batch runs.
+    ``arrived`` holds the receipts that the driver has not read. ``taken_snapshots`` holds the snapshots and merged
+    deltas that receipts name. The driver sets ``in_batch`` while a batch runs.
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
         """Create rounds on the executors of ``cluster``, which run in ``background``."""
-        self.taken = TakenSnapshots(cluster, background.lock())
-        self._cluster: Cluster = self.taken
+        self.taken_snapshots = TakenSnapshots(cluster, background.lock())
+        self._cluster: Cluster = self.taken_snapshots
         self._background = background
         self._clock = clock
         self._lock = background.lock()
@@ -99,8 +99,8 @@ class Rounds:
         for _ in range(_TRIES):
             receipts = self._cluster.upkeep(remaining)
             self.arrived.extend(receipts)
-            done = {receipt.executor for receipt in receipts if not receipt.errors}
-            remaining = {executor: order for executor, order in remaining.items() if executor not in done}
+            finished = {receipt.executor for receipt in receipts if not receipt.errors}
+            remaining = {executor: order for executor, order in remaining.items() if executor not in finished}
             if not remaining:
                 return
             if any(receipt.overdue for receipt in receipts):
@@ -138,8 +138,8 @@ class Rounds:
     def _run_plan(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
         """Run rounds until the plan is finished, makes no progress, or a newer plan exists.
 
-        Return the key-groups of which the last round took snapshots or merged links. A plan made in the meantime may
-        order them again.
+        Return the key-groups of which the last round took snapshots or merged links. A plan that was made during the
+        run may order them again.
         """
         period = _PIECE_SECONDS
         taken_addresses = set[Address]()
@@ -181,12 +181,12 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
 
     If an executor has another folder now, its old drops are left out: the copies there may be needed.
     """
-    merged = dict(orders)
-    for executor, old in waiting.items():
-        new = merged.get(executor, replace(old, follows=(), snapshots=(), merges=(), drops=()))
-        if old.drops and new.member == old.member:
-            merged[executor] = replace(new, drops=(*old.drops, *new.drops))
-    return merged
+    merged_orders = dict(orders)
+    for executor, old_order in waiting.items():
+        new_order = merged_orders.get(executor, replace(old_order, follows=(), snapshots=(), merges=(), drops=()))
+        if old_order.drops and new_order.member == old_order.member:
+            merged_orders[executor] = replace(new_order, drops=(*old_order.drops, *new_order.drops))
+    return merged_orders
 
 
 def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Address]) -> dict[str, UpkeepOrder]:
@@ -219,8 +219,8 @@ def _unfinished_orders(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepR
         order = orders.get(receipt.executor)
         if order is None or not (_made_progress(order, receipt) or receipt.failed):
             continue
-        unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
-        follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in unfinished)
+        unfinished_copies = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
+        follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in unfinished_copies)
         snapshots = order.snapshots[len(order.snapshots) - receipt.snapshots_left :] if receipt.snapshots_left else ()
         merges = order.merges[len(order.merges) - receipt.merges_left :] if receipt.merges_left else ()
         if follows or snapshots or merges:

@@ -95,15 +95,15 @@ def scan(
     oldest_kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     listed = set[str]()
     if is_complete:
-        retained = (log.read(sequence) for sequence in range(oldest_kept.sequence, tail.sequence + 1))
-        for record_names in log.listed_objects(chain(retained, _records_after(log, tail, deletes)), begin):
+        retained_records = (log.read(sequence) for sequence in range(oldest_kept.sequence, tail.sequence + 1))
+        for record_names in log.listed_objects(chain(retained_records, _records_after(log, tail, deletes)), begin):
             listed |= record_names
             yield
     yield from delete([paths.record_name(sequence) for sequence in range(begin, oldest_kept.full)])
     if is_complete:
         yield from delete(find_orphans(names, listed, tail.epoch, tail.version, may_be_listed))
         yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record_name(begin)])
-    # What only the promise retains is left for another scan soon.
+    # Records that only the promise retains are left to another scan, which is due soon.
     return ScanResult(oldest.sequence, oldest_kept.full, is_complete and oldest_kept is oldest)
 
 
@@ -124,10 +124,10 @@ def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, firs
         begin += 1
     if tail.promised - begin <= len(listed) and {*range(begin, tail.promised)} <= {*listed}:
         return begin
-    promised = Log(objects, "").find(tail.promised)
-    if promised is None or not objects.exists(paths.record_name(promised.full)):
+    promised_record = Log(objects, "").find(tail.promised)
+    if promised_record is None or not objects.exists(paths.record_name(promised_record.full)):
         return begin  # the log is damaged; reading it raises the error
-    return first_sequence(objects, [begin, *listed], promised.full) if begin < promised.full else begin
+    return first_sequence(objects, [begin, *listed], promised_record.full) if begin < promised_record.full else begin
 
 
 def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:
@@ -156,7 +156,7 @@ def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> U
 def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> Steps[tuple[Record, bool]]:
     """Return the steps that find the first record that is recent or among the newest.
 
-    Their result also says whether the search was complete. The times of records that were written after ``tail`` by
+    Their result also has whether the search was complete. The times of records that were written after ``tail`` by
     their own clock are unreliable. Such a record is retained if the next reliable one is and ``tail`` promises it.
     """
     newest = max(begin, tail.sequence - versions + 1)
@@ -174,8 +174,8 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
             return unreliable or record, True
         else:
             unreliable = None
-    last = log.read(end)
-    return unreliable if unreliable and last.written_ms >= since_ms else last, end == newest
+    last_record = log.read(end)
+    return unreliable if unreliable and last_record.written_ms >= since_ms else last_record, end == newest
 
 
 def _records_after(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]:
@@ -205,7 +205,7 @@ class Scans:
         """Create the scans of a root. ``work`` runs them, ``taken_snapshots`` has the driver's own snapshots."""
         self._objects = objects
         self._work = work
-        self._taken = taken_snapshots
+        self._taken_snapshots = taken_snapshots
         self._next = 0.0
         self._started_at = 0.0
         self._lost_at_start = 0
@@ -231,7 +231,7 @@ class Scans:
 
     def submit_if_due(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
         """Submit a scan if one is due and none is running. ``interval`` is the seconds between two scans."""
-        lost_many = self._taken.lost - self._lost_at_start >= _LOST_SNAPSHOTS
+        lost_many = self._taken_snapshots.lost - self._lost_at_start >= _LOST_SNAPSHOTS
         is_due = clock_seconds >= self._next or (lost_many and clock_seconds >= self._started_at + _LOST_SECONDS)
         if is_due and not self._is_running:
             self._submit(tail, retention, clock_seconds, interval)
@@ -240,7 +240,7 @@ class Scans:
         """Submit a scan with the newest record, or again with the record of a failed scan."""
         self._started_at = clock_seconds
         self._next = clock_seconds + min(_RETRY_SECONDS, interval)
-        self._lost_at_start = self._taken.lost
+        self._lost_at_start = self._taken_snapshots.lost
         self._is_hastened = False
         oldest = max(tail.sequence - _BEHIND_RECORDS, retention.first)
         if self._failed_tail is not None and self._failed_tail.sequence >= oldest:
@@ -250,7 +250,7 @@ class Scans:
         self._work.submit(partial(self._scan, tail, retention.first, *retention.limits))
 
     def _scan(self, tail: Record, first: int, versions: int, for_ms: int) -> Steps[ScanResult]:
-        own_snapshots = self._taken.listable_names
+        own_snapshots = self._taken_snapshots.listable_names
         try:
             return (yield from scan(self._objects, tail, versions, for_ms, first=first, own_snapshots=own_snapshots))
         finally:

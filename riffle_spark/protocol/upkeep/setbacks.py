@@ -174,20 +174,20 @@ class Setbacks:
         """Record by an executor's receipt which work of its order succeeded or failed. The lock must be held."""
         member = order.member or receipt.executor
         given_up: list[_Work] = []
-        failed = set(receipt.failed)
-        unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
-        for follow in order.follows if self._work or failed else ():
+        failed_copies = set(receipt.failed)
+        unfinished_copies = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
+        for follow in order.follows if self._work or failed_copies else ():
             address = (follow.store, follow.key_group)
-            if address in failed:
+            if address in failed_copies:
                 given_up += self._record_failure(_copy_work(member, follow), follow.entry.head, clock_seconds)
-            elif address not in unfinished:
+            elif address not in unfinished_copies:
                 self._record_success(_copy_work(member, follow))
         failures = {_Work(member, "snapshot", *address) for address in receipt.failed_snapshots}
         failures |= {_Work(member, "merge", *address) for address in receipt.failed_merges}
         successes = {_Work(member, "snapshot", store, key_group) for store, key_group, _ in receipt.snapshots}
         successes |= {_Work(member, "merge", store, key_group) for store, key_group, _ in receipt.merges}
-        heads = {_snapshot_work(member, due): due.entry.head for due in order.snapshots}
-        heads |= {_merge_work(member, due): due.entry.head for due in order.merges}
+        heads = {_snapshot_work(member, snapshot): snapshot.entry.head for snapshot in order.snapshots}
+        heads |= {_merge_work(member, merge): merge.entry.head for merge in order.merges}
         for work, head in heads.items():
             if work in failures:
                 given_up += self._record_failure(work, head, clock_seconds)
@@ -216,22 +216,18 @@ class Setbacks:
 
 
 def _copy_work(member: str, follow: Follow) -> _Work:
-    """Return the work of bringing a member's copy up to date."""
     return _Work(member, "copy", follow.store, follow.key_group)
 
 
 def _snapshot_work(member: str, snapshot: SnapshotOrder) -> _Work:
-    """Return the work of taking a snapshot on a member."""
     return _Work(member, "snapshot", snapshot.store, snapshot.key_group)
 
 
-def _merge_work(member: str, due: MergeOrder) -> _Work:
-    """Return the work of merging a key-group's links on a member."""
-    return _Work(member, "merge", due.store, due.key_group)
+def _merge_work(member: str, order: MergeOrder) -> _Work:
+    return _Work(member, "merge", order.store, order.key_group)
 
 
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
-    """Return the warning that upkeep gives up this work on an executor."""
     names = [f"{work.kind} of {work.store}, key-group {work.key_group}" for work in given_up[:_NAMES_SHOWN]]
     hidden = len(given_up) - _NAMES_SHOWN
     suffix = f" and {hidden} more" if hidden > 0 else ""

@@ -136,8 +136,8 @@ class LongChains:
         first_version = min(self._since_version.values())
         suffix = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
         # Cause: Snapshots of these key-groups failed, or batches follow each other so fast that upkeep, which gets a
-        # tenth or a fifth of the time beside them, takes snapshots more slowly than they become due. Restores read many
-        # deltas.
+        # tenth or a fifth of the time during batches, takes snapshots more slowly than they become due. Restores read
+        # many deltas.
         return [
             f"[RIFFLE-0815] {count} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
             f"allowed, the first since batch {first_version}: {', '.join(names)}{suffix}.\n"
@@ -178,12 +178,12 @@ class TakenSnapshots:
             self._running_calls -= 1
             self._names |= {paths.snapshot_name(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
             self._names |= {replacement.link.object for r in receipts for _, _, replacement in r.merges}
-            ordered = sum(len(order.snapshots) + len(order.merges) for order in orders.values())
-            answered = sum(
+            ordered_count = sum(len(order.snapshots) + len(order.merges) for order in orders.values())
+            answered_count = sum(
                 len(r.snapshots) + r.snapshots_left + len(r.merges) + r.merges_left + len(r.failed_merges)
                 for r in receipts
             )
-            self.lost += max(0, ordered - answered)
+            self.lost += max(0, ordered_count - answered_count)
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Return the censuses of the executors that answered."""

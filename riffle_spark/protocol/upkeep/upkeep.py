@@ -65,11 +65,11 @@ class UpkeepInput:
 class UpkeepFacts:
     """The results of upkeep since the last report.
 
-    ``requests`` counts requests by kind. ``done`` sums bytes and copies by the name of their figure.
+    ``requests`` counts requests by kind. ``sums`` has bytes and copies by the name of their figure.
     """
 
     requests: Mapping[str, int]
-    done: Mapping[str, int]
+    sums: Mapping[str, int]
     warnings: tuple[str, ...]
 
 
@@ -93,10 +93,10 @@ class Upkeep:
         self._work = ClaimWork(background)
         self._rounds = rounds
         self._clock = clock
-        self._scans = Scans(objects, self._work, rounds.taken)
+        self._scans = Scans(objects, self._work, rounds.taken_snapshots)
         self._next_sweep = 0
         self._epoch = 0
-        self._taken: list[tuple[Address, Snapshot]] = []
+        self._taken_snapshots: list[tuple[Address, Snapshot]] = []
         """Snapshots that no record lists yet."""
         self._merged: list[tuple[Address, Replacement]] = []
         """Links of merged deltas that no record lists yet."""
@@ -106,7 +106,7 @@ class Upkeep:
         self._requests_before: Counter[str] = Counter(objects.requests)
         self._warnings: Counter[str] = Counter()
         self._long_chains = LongChains()
-        self._done: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
 
     def change_settings(self, settings: Settings) -> None:
         """Use changed settings from the next plan on, and allow failed work to be tried again."""
@@ -130,7 +130,7 @@ class Upkeep:
         self._oldest_found = tail.promised
         self._first_search = lambda: find_oldest_retained(self._objects, first, tail, *self._retention.limits)
         self._scans.start(follows_claim=follows_claim)
-        self._rounds.taken.forget_before(tail.epoch)
+        self._rounds.taken_snapshots.forget_before(tail.epoch)
         self._epoch = tail.epoch
         self._forget_taken()
         self._long_chains.forget()
@@ -169,12 +169,12 @@ class Upkeep:
         # Cause: The error names the cause. Batches are not affected.
         # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
-        self._done["failures"] += 1
+        self._sums["failures"] += 1
 
     def entries_with_snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
         """Return the manifest entries that list the snapshots and merged deltas put since the last commit."""
         self.gather(ownership)
-        return list_merges(manifest, list_snapshots(manifest, self._taken), self._merged)
+        return list_merges(manifest, list_snapshots(manifest, self._taken_snapshots), self._merged)
 
     def promise_after(self, first: int, tail: Record) -> int:
         """Return the promise for a claim that follows ``tail``: the number of the oldest record to roll back to.
@@ -209,7 +209,7 @@ class Upkeep:
         self._promised = record.promised
         self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
-        unused = [paths.snapshot_name(*a, s.id) for a, s in self._taken if (a, s) not in listed_now]
+        unused = [paths.snapshot_name(*a, s.id) for a, s in self._taken_snapshots if (a, s) not in listed_now]
         merged_names = {replacement.link.object for _, replacement in self._merged}
         if merged_names:
             merged_names -= {link.object for entry in changes.values() for link in entry.chain if link.merged}
@@ -219,14 +219,15 @@ class Upkeep:
 
     def _forget_taken(self) -> None:
         """Forget the snapshots and merged deltas that no record lists yet."""
-        self._rounds.taken.forget(paths.snapshot_name(*address, snapshot.id) for address, snapshot in self._taken)
-        self._rounds.taken.forget(replacement.link.object for _, replacement in self._merged)
-        self._taken.clear()
+        self._rounds.taken_snapshots.forget(
+            paths.snapshot_name(*address, snapshot.id) for address, snapshot in self._taken_snapshots
+        )
+        self._rounds.taken_snapshots.forget(replacement.link.object for _, replacement in self._merged)
+        self._taken_snapshots.clear()
         self._merged.clear()
 
     @property
     def _now_ms(self) -> int:
-        """Return the milliseconds of the monotonic clock."""
         return int(self._clock.seconds() * 1000)
 
     def plan(self, current: UpkeepInput, clock_seconds: float) -> None:
@@ -242,7 +243,7 @@ class Upkeep:
             self._work.submit(partial(self._deletes.run, deletable))
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_RECORDS
-            current.ownership.copies.known.forget_trails(self._retention.oldest)
+            current.ownership.copies.reported.forget_trails(self._retention.oldest)
             self._sparse = find_sparse(current.manifest)
         self._scans.submit_if_due(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
 
@@ -260,7 +261,7 @@ class Upkeep:
         ownership = current.ownership
         live = ownership.membership.live
         drops = ownership.copies.idle.take_due(
-            ownership.copies.known,
+            ownership.copies.reported,
             live,
             clock_seconds,
             self._settings.state_cleanup_delay,
@@ -278,14 +279,14 @@ class Upkeep:
     ) -> dict[MemberId, list[SnapshotOrder]]:
         """Return the snapshots that each owner takes next, of the entries that are due.
 
-        Snapshots with the oldest base come first, so none starves.
+        Snapshots with the oldest base are first, so none starves.
         """
         placement = current.ownership.placement
-        unlisted = {address for address, _ in self._taken}
+        unlisted_addresses = {address for address, _ in self._taken_snapshots}
         by_owner: dict[MemberId, list[SnapshotOrder]] = {}
         for address, entry in sorted(due_entries.items(), key=lambda item: (item[1].base.version, item[0])):
             owner = placement.present.owners.get(placement.groups.task(*address))
-            if owner is not None and address not in unlisted:
+            if owner is not None and address not in unlisted_addresses:
                 by_owner.setdefault(owner, []).append(SnapshotOrder(*address, entry))
         seconds = self._clock.seconds()
         ready = {owner: self._rounds.setbacks.ready_snapshots(owner, o, seconds) for owner, o in by_owner.items()}
@@ -302,12 +303,12 @@ class Upkeep:
             return {}
         placement = current.ownership.placement
         stores = {operator.store for operator in current.operators}
-        waiting = {address for address, _ in (*self._taken, *self._merged)} | with_snapshots
+        waiting_addresses = {address for address, _ in (*self._taken_snapshots, *self._merged)} | with_snapshots
         owners = placement.present.owners
         candidates = {
             address: entry
             for address, entry in current.manifest.entries.items()
-            if address[0] in stores and address not in waiting
+            if address[0] in stores and address not in waiting_addresses
         }
         by_owner = choose_merges(
             policy,
@@ -317,7 +318,10 @@ class Upkeep:
             self._sparse,
         )
         seconds = self._clock.seconds()
-        ready = {owner: self._rounds.setbacks.ready_merges(owner, due, seconds) for owner, due in by_owner.items()}
+        ready = {
+            owner: self._rounds.setbacks.ready_merges(owner, due_merges, seconds)
+            for owner, due_merges in by_owner.items()
+        }
         return {owner: merges for owner, merges in ready.items() if merges}
 
     def _orders(
@@ -336,12 +340,12 @@ class Upkeep:
         record = current.record
         schemas = {o.store: o.schema_after(record.schemas, record.epoch) for o in current.operators}
         placement = current.ownership.placement
-        measured = placement.triggers.quarantine.members_to_measure(
+        members_to_measure = placement.triggers.quarantine.members_to_measure(
             placement.present.owners.values(), self._clock.seconds()
         )
         live = current.ownership.membership.live
         orders: dict[str, UpkeepOrder] = {}
-        for member in sorted({*snapshots, *merges, *follows, *drops, *measured} & set(live)):
+        for member in sorted({*snapshots, *merges, *follows, *drops, *members_to_measure} & set(live)):
             living = live[member]
             member_follows = follows.get(member, [])
             if member in snapshots and record.sequence % 2:
@@ -357,7 +361,7 @@ class Upkeep:
                 snapshots=tuple(snapshots.get(member, ())),
                 merges=tuple(merges.get(member, ())),
                 disk_limit=self._settings.local_disk_limit,
-                measure=member in measured,
+                measure=member in members_to_measure,
                 timeout_seconds=self._settings.upkeep_timeout,
             )
         return orders
@@ -380,7 +384,7 @@ class Upkeep:
     def _take_receipt(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
         """Record the snapshots, copies, figures and failures of an executor's receipt."""
         # A snapshot or merged delta of an earlier epoch may arrive late, when a scan may already delete it.
-        self._taken += [
+        self._taken_snapshots += [
             ((store, kg), snapshot) for store, kg, snapshot in receipt.snapshots if snapshot.epoch == self._epoch
         ]
         self._merged += [
@@ -393,15 +397,15 @@ class Upkeep:
         if living is not None and living.executor.id == receipt.executor:
             has_slots = receipt.member in ownership.placement.present.owners.values()  # slots report their own memory
             ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if has_slots else receipt.memory)
-            ownership.copies.known.record_copies(receipt.member, receipt.copies)
+            ownership.copies.reported.record_copies(receipt.member, receipt.copies)
             for address in receipt.missing:
-                ownership.copies.known.remove(receipt.member, address)
-            fetched: Counter[TaskId] = Counter()
+                ownership.copies.reported.remove(receipt.member, address)
+            fetched_by_task: Counter[TaskId] = Counter()
             for store, key_group, fetched_bytes, _ in receipt.unfinished:
-                fetched[ownership.placement.groups.task(store, key_group)] += fetched_bytes
-            ownership.copies.warmups.record_partial(receipt.member, fetched)
+                fetched_by_task[ownership.placement.groups.task(store, key_group)] += fetched_bytes
+            ownership.copies.warmups.record_partial(receipt.member, fetched_by_task)
         self._requests.update(receipt.requests)
-        self._done.update(
+        self._sums.update(
             snapshot_bytes=receipt.snapshot_bytes,
             fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes + receipt.merge_bytes,
             folds=receipt.folds,
@@ -423,13 +427,13 @@ class Upkeep:
 
     def take_facts(self) -> UpkeepFacts:
         """Return the results since the last call, for the report, and forget them."""
-        sent = Counter(self._objects.requests)
-        requests = self._requests + sent - self._requests_before
+        sent_requests = Counter(self._objects.requests)
+        requests = self._requests + sent_requests - self._requests_before
         warnings = tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._warnings.items())
-        facts = UpkeepFacts(dict(requests), dict(self._done), warnings)
-        self._requests_before = sent
+        facts = UpkeepFacts(dict(requests), dict(self._sums), warnings)
+        self._requests_before = sent_requests
         self._requests.clear()
-        self._done.clear()
+        self._sums.clear()
         self._warnings.clear()
         return facts
 
@@ -467,10 +471,10 @@ def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str
     """Return the copies that each member has to advance or fetch, so that standbys and warm-ups follow the log.
 
     ``stores`` are the durable stores. Pointer standbys hold no copies, except those that will become the owner.
-    Warm-ups come first, because owners wait for them.
+    Warm-ups are first, because owners wait for them.
     """
     placement = ownership.placement
-    known_copies = ownership.copies.known
+    known_copies = ownership.copies.reported
     assignment = placement.present
     standbys = assignment.standbys
     if uses_pointers(placement.settings):

@@ -81,7 +81,7 @@ def test_a_pointer_ranks_after_a_real_copy(tmp_path: Path) -> None:
     manifest = world.driver._log.manifest  # private: what the driver holds
     old = manifest.entry("totals", group).chain
     head = old[0].head if len(old) > 1 else manifest.entry("totals", group).base
-    ownership.copies.known.record_copies(holder, [("totals", group, *head)])
+    ownership.copies.reported.record_copies(holder, [("totals", group, *head)])
     gone = world.member("1")
     ownership.membership.live.pop(gone)
     situation = ownership.placement.situation(manifest, ("totals",), world.clock.seconds())

@@ -288,7 +288,7 @@ def test_replaced_links_are_forgotten_with_the_retained_records(tmp_path: Path) 
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, key_groups=1)
     for version in range(40):
         world.batch(version, one(1))
-    trails = world.driver.ownership.copies.known._trails  # private: no public figure
+    trails = world.driver.ownership.copies.reported._trails  # private: no public figure
     assert sum(len(trail.links) for trail in trails.values()) <= 20
 
 
@@ -302,8 +302,8 @@ def test_copies_of_executors_that_never_join_are_forgotten(tmp_path: Path) -> No
     world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
     folder = world.folder_of("9").name
     assert folder not in world.ownership.membership.live
-    assert world.ownership.copies.known.of_member(folder)
+    assert world.ownership.copies.reported.of_member(folder)
     world.cluster.lose("9")
     world.feed()
-    assert not world.ownership.copies.known.of_member(folder)
+    assert not world.ownership.copies.reported.of_member(folder)
     world.check_state()
