@@ -20,7 +20,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import key_groups
 from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
-from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.blocks.block import Batch, Declared, PlainExpiry, Update
 from riffle_spark.state.copies.part_files import PartFiles
 from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, find_due_rows, find_first_due_ms, find_newest_by_group
 from riffle_spark.state.copies.stack import StackedPart
@@ -194,7 +194,7 @@ def test_a_slot_with_rows_also_expires_keys_of_other_key_groups(tmp_path: Path) 
 class Known:
     """Outputs the first row of a key until its time is over, and nothing at that time."""
 
-    forgets: bool = True
+    ignores_expiry: bool = True
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
         """Declare a time column."""
@@ -213,16 +213,17 @@ class Known:
 _SEEN = st.tuples(_KEYS, st.just(1), st.one_of(st.none(), st.integers(0, 12)))
 
 
-@pytest.mark.parametrize("forgets", [True, False])
+@pytest.mark.parametrize("ignores_expiry", [True, False])
 @given(st.lists(st.tuples(st.lists(_SEEN, max_size=8), st.integers(0, 6), st.sampled_from("112")), max_size=20))
 @pytest.mark.sample(step=2)
 def test_expired_keys_count_once_and_can_be_added_again(
-    tmp_path_factory: pytest.TempPathFactory, forgets: bool, batches: list[tuple[list[Row], int, str]],
+    tmp_path_factory: pytest.TempPathFactory, ignores_expiry: bool, batches: list[tuple[list[Row], int, str]],
 ) -> None:  # fmt: skip
     """Expired keys count once and can be added again, and the log has the next timer. Each expired key is a row of the
     delta, except for a write-once key whose key-group has another row in it.
     """
-    member, known, watermark = Member(tmp_path_factory.mktemp("m"), Known(forgets)), dict[str, int | None](), 0
+    assert isinstance(Known(), PlainExpiry)
+    member, known, watermark = Member(tmp_path_factory.mktemp("m"), Known(ignores_expiry)), dict[str, int | None](), 0
     for drawn, rise, executor in batches:
         rows = [(k, v, None if at is None else watermark + at) for k, v, at in drawn]
         new = {k: at for k, _, at in reversed(rows) if k not in known}
@@ -234,7 +235,7 @@ def test_expired_keys_count_once_and_can_be_added_again(
         assert sorted(output["k"].to_pylist()) == sorted(new)
         assert receipt.expired == len(due)
         sealed = {str(row["k"]) for row in member.changes_sealed(receipt)}
-        touched = {group_of(k) for k in new} if forgets else set[int]()
+        touched = {group_of(k) for k in new} if ignores_expiry else set[int]()
         assert sealed == new.keys() | {k for k in due if group_of(k) not in touched}
         known = {k: at for k, at in known.items() if k not in due}
         member.commit(receipt)

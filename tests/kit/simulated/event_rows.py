@@ -53,9 +53,11 @@ class Closed:
 
 @dataclass(frozen=True)
 class Once:
-    """Returns only the first row of a key until the key expires. If ``forgets`` is set, it has a ``PlainExpiry``."""
+    """Returns only the first row of a key until the key expires. If ``ignores_expiry`` is set, it is a
+    ``PlainExpiry``.
+    """
 
-    forgets: bool = True
+    ignores_expiry: bool = True
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
         """Declare the time at which a key expires."""

@@ -318,8 +318,8 @@ def test_a_row_is_sent_once_more_per_distinct_aggregate(rows: DataFrame, events:
     plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
     assert isinstance(below, Input)
     sent = compat.to_arrow(spark.frame(plan.map_side.fill({0: with_rows(spark, cut.reader.build(below.plan), rows)})))
-    counts = sorted(Counter(sent["distinct_for"].to_pylist()).values())
-    assert counts == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
+    row_counts = sorted(Counter(sent["distinct_for"].to_pylist()).values())
+    assert row_counts == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
 
 
 def test_the_specification_names_distinct_and_approximate_aggregates(events: DataFrame) -> None:
