@@ -52,18 +52,18 @@ OFTEN: Final = (
 )
 """The tests that ``./run test`` plays: one of a processor and one of a sink. Long runs play all."""
 
-CHECKPOINT: Final = "looks into Spark's own checkpoint, by the sources state-metadata and statestore"
+CHECKPOINT: Final = "reads Spark's own state from the checkpoint, with the sources state-metadata and statestore"
 NOT: Final = {
     "test_transform_with_map_state_metadata": CHECKPOINT,
     "test_transform_with_list_state_metadata": CHECKPOINT,
     "test_transform_with_value_state_metadata": CHECKPOINT,
     "test_transform_with_state_restart_with_multiple_rows_init_state": CHECKPOINT,
-    "test_transform_with_state_with_timers_single_partition": f"plays four others, one of which {CHECKPOINT}",
-    "test_transform_with_state_in_pandas_proc_timer": "its processor fails in a batch that Spark plans and never runs, "
-    "since its function does not look at the rows; here slots have run before a function is called",
-    "test_not_nullable_fails": "wants a state variable refused that may not be null, for the sake of Spark's Avro "
-    "store; it is kept here",
-    "test_listener_events": "wants state operators in what a listener gets: these are Spark's own objects",
+    "test_transform_with_state_with_timers_single_partition": f"runs four other tests, one of which {CHECKPOINT}",
+    "test_transform_with_state_in_pandas_proc_timer": "its processor fails in a batch that Spark never runs, "
+    "because the function of foreachBatch does not read the rows. riffle_spark runs the slots before that function",
+    "test_not_nullable_fails": "expects an error for a state variable that is not nullable, because Spark's Avro "
+    "encoding needs one that is. riffle_spark stores such variables",
+    "test_listener_events": "expects objects of Spark's own state operators in the events of a listener",
 }
 """The tests that do not pass, and the reasons."""
 
@@ -120,7 +120,7 @@ def _hasty(wait: Callable[..., bool | None]) -> Callable[..., bool | None]:
 @contextmanager
 def _working_in(spark: SparkSession, folder: Path) -> Iterator[None]:
     """Let Spark resolve relative paths below a folder."""
-    jvm: Any = spark.sparkContext._jvm  # private: Hadoop is there alone
+    jvm: Any = spark.sparkContext._jvm  # private: only the JVM has Hadoop's classes
     hadoop = jvm.org.apache.hadoop.fs
     files = hadoop.FileSystem.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
     before = files.getWorkingDirectory()
