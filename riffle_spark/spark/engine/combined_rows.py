@@ -107,7 +107,7 @@ class Reductions:
         if bits == _DEFAULT_KEY_BITS:
             yield
         else:
-            with handles.default_setting(spark, _KEY_BITS, str(bits)):
+            with handles.setting(spark, _KEY_BITS, str(bits), keeps_users=True):
                 yield
 
     def record(self, receipts: Sequence[Receipt]) -> None:

@@ -33,7 +33,6 @@ __all__ = [
     "add_pool",
     "cogrouped",
     "context",
-    "default_setting",
     "first_class",
     "frame_of",
     "in_session",
@@ -145,25 +144,18 @@ def session_conf(spark: SparkSession) -> dict[str, str]:
 
 
 @contextmanager
-def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Set a Spark setting within the block."""
+def setting(spark: SparkSession, name: str, value: str, *, keeps_users: bool = False) -> Iterator[None]:
+    """Set a Spark setting within the block. With ``keeps_users``, a value that the user has set stays."""
     conf = session(spark).sessionState().conf()
     previous = conf.getConfString(name) if conf.contains(name) else None
+    if keeps_users and previous is not None:
+        yield
+        return
     conf.setConfString(name, value)
     try:
         yield
     finally:
         conf.unsetConf(name) if previous is None else conf.setConfString(name, previous)
-
-
-@contextmanager
-def default_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Set a Spark setting within the block, unless the user has set it."""
-    if session(spark).sessionState().conf().contains(name):
-        yield
-        return
-    with setting(spark, name, value):
-        yield
 
 
 def sent_files(spark: SparkSession) -> tuple[str, ...]:

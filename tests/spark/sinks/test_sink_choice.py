@@ -222,7 +222,7 @@ def test_a_table_of_files_is_recognised_by_its_class(spark: SparkSession, tmp_pa
             sink_of(rows(spark, 0), writer_settings(table="of_a_class", outputMode="update"))
     finally:
         spark.sql("drop table if exists of_a_class")
-    assert [is_files(spark, name) for name in ("csv", "hive", "noop", "nobody's")] == [True, False, False, False]
+    assert [is_files(spark, name) for name in ("csv", "hive", "noop", "unknown")] == [True, False, False, False]
 
 
 def test_the_console_is_written_as_spark_writes_it(
