@@ -37,12 +37,15 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name. The error for an unknown one has the nearest known name."""
+        """Find the command that the arguments name. The error for an unknown one suggests the nearest name.
+
+        Click suggests only commands that were imported already.
+        """
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             similar = nearest(args[0], self.list_commands(ctx))
-            if not similar or repr(similar) in error.message:
+            if not similar:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {similar!r}?", ctx) from None
 
