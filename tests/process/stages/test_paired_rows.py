@@ -224,3 +224,12 @@ def test_due_rows_with_a_not_null_key_are_evicted_and_emitted() -> None:
         query.feed(table_of([Row(True, "a", 1000, 1, True)]).cast(rows))
         query.advance_watermark(60_000)
         assert [row["n"] for row in query.feed(table_of([Row(True, "b", 70_000, 2, True)]).cast(rows))] == [1]
+
+
+def test_a_later_row_of_a_key_does_not_delay_the_eviction_of_an_earlier_one() -> None:
+    """A row is evicted and emitted when it is due, although a newer row of its key is due later."""
+    with harness(SPECS["left"]) as query:
+        query.feed(table_of([Row(True, "a", 1000, 1, True)]))
+        query.feed(table_of([Row(True, "a", 9000, 2, True)]))
+        query.advance_watermark(1000 + AFTER_MS)
+        assert [row["n"] for row in query.feed()] == [1]
