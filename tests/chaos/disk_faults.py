@@ -17,7 +17,7 @@ from tests.chaos.driver_app import QUERIES
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.room import Room
 from tests.kit.damage.damager import Damager
-from tests.kit.refusing_disks import on_a_disk_of_its_own
+from tests.kit.failing_disks import own_disk
 
 __all__ = ["CLOCK_FAULTS", "DISK_FAULTS", "OPERATOR_FAULTS"]
 
@@ -45,10 +45,10 @@ class RefusingFolder(Fault):
             folder = self.chance.choice(folders)
             shutil.rmtree(folder.with_name(f".{folder.name}.kept"), ignore_errors=True)
             with suppress(shutil.Error, FileNotFoundError):  # the query keeps changing the folder
-                disk = self._stack.enter_context(on_a_disk_of_its_own(folder, self.way))
+                disk = self._stack.enter_context(own_disk(folder, self.way))
                 self.description = f"{folder.name}: {disk.how}"
                 if disk.mounted:  # without a mount the disk would break the folder itself, and nothing would restore it
-                    disk.refuse()
+                    disk.fail()
                 return disk.mounted
         return False
 

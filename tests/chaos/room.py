@@ -26,7 +26,7 @@ from tests.chaos.events import Plan
 from tests.chaos.processes import executors
 from tests.chaos.producer import end_all_windows
 from tests.chaos.store_proxy import StoreProxy
-from tests.kit.refusing_disks import unmount_below
+from tests.kit.failing_disks import unmount_below
 
 __all__ = ["APP", "SETTINGS", "Room", "Size", "run_in_folder"]
 

@@ -22,8 +22,8 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count
 from riffle_spark.observe.readings import readings
+from tests.kit.failing_disks import unmount_below
 from tests.kit.folders import CHECKOUT
-from tests.kit.refusing_disks import unmount_below
 from tests.kit.servers.prometheus import Prometheus, promtool
 from tests.kit.shared_session import SharedSession, end_jvm
 from tests.kit.streams.streaming import running, wait_for

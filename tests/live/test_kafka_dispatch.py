@@ -12,7 +12,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_dispatch_app import NEW, OLD, PHASES, ROWS
-from tests.kit.streams.streaming import told_by
+from tests.kit.streams.streaming import run_app
 
 pytestmark = pytest.mark.cluster
 
@@ -27,7 +27,7 @@ def test_keys_continue_if_the_topic_grows_or_the_dispatch_changes(kafka_broker: 
     """
     kafka_broker.create_topic("dispatched", partitions=2)
     jars = ",".join(str(jar) for jar in connector_jars())
-    told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "dispatched", jars, seconds=TIMEOUT_SECONDS)
+    told = run_app(APP, str(tmp_path), kafka_broker.bootstrap, "dispatched", jars, seconds=TIMEOUT_SECONDS)
     assert [phase["dispatch"] for phase in told] == [dispatch for dispatch, _ in PHASES]
     partitions = [["dispatched", number] for number in range(4)]
     assert [phase["shards"] for phase in told] == [partitions[:2], partitions, [], partitions]

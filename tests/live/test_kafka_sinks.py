@@ -10,7 +10,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_sinks_app import BROKEN, EVENTS, RESULTS
-from tests.kit.streams.streaming import told_by
+from tests.kit.streams.streaming import run_app
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -24,7 +24,7 @@ def test_results_of_a_broken_batch_arrive_again_with_the_same_delivery_id(
     for topic, partitions in ((EVENTS, 2), (RESULTS, 1)):
         kafka_broker.create_topic(topic, partitions)
     jars = ",".join(str(jar) for jar in connector_jars())
-    (told,) = told_by(APPS / "kafka_sinks_app.py", str(tmp_path), kafka_broker.bootstrap, jars, seconds=TIMEOUT_SECONDS)
+    (told,) = run_app(APPS / "kafka_sinks_app.py", str(tmp_path), kafka_broker.bootstrap, jars, seconds=TIMEOUT_SECONDS)
     assert told["failed"]
     assert told["ended"] == ["", ""]
     found = [(one.pop("delivery"), one["window"]["start"], one["page"], one) for one in told["found"]]

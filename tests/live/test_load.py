@@ -18,7 +18,7 @@ from riffle_spark import Stateful, arrow_function
 from riffle_spark.errors import UnavailableError
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_load_app import KEYS, SENT, TAKEN, TIMES
-from tests.kit.streams.streaming import Kept, refused_between, settings_in, told_by
+from tests.kit.streams.streaming import Kept, refused_between, run_app, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -73,7 +73,7 @@ def test_a_tenfold_load_grows_the_source_lag_and_not_the_memory(kafka_broker: Ka
     """
     kafka_broker.create_topic("load", partitions=2)
     jars = ",".join(str(jar) for jar in connector_jars())
-    told = told_by(
+    told = run_app(
         APPS / "kafka_load_app.py", str(tmp_path), kafka_broker.bootstrap, "load", jars, seconds=TIMEOUT_SECONDS
     )[0]
     lags, batches = told["lags"], told["batches"]

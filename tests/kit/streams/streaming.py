@@ -188,7 +188,7 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
-def told_by(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:
+def run_app(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:
     """Run an application in a separate process, and return the JSON objects that it prints, in order."""
     path = os.pathsep.join([str(app.parent), os.environ["PYTHONPATH"]])
     done = subprocess.run(

@@ -13,7 +13,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_sources_app import PLAIN
-from tests.kit.streams.streaming import told_by
+from tests.kit.streams.streaming import run_app
 
 pytestmark = pytest.mark.cluster
 
@@ -47,7 +47,7 @@ def told(broker: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> list[
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"127.0.0.1:{server.getsockname()[1]}"
         secured = broker.bootstrap_of("LOGIN")
-        return told_by(APP, folder, broker.bootstrap, secured, silent, jars, seconds=TIMEOUT_SECONDS)
+        return run_app(APP, folder, broker.bootstrap, secured, silent, jars, seconds=TIMEOUT_SECONDS)
 
 
 def test_every_partition_has_the_racks_of_its_replicas(told: list[dict[str, Any]]) -> None:

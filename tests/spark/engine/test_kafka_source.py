@@ -14,7 +14,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_app import JOBS
-from tests.kit.streams.streaming import told_by
+from tests.kit.streams.streaming import run_app
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +35,7 @@ def test_unbounded_sources_are_warned_of_and_the_source_lag_is_exact(kafka_broke
         producer.send("events", key=f"k{key}".encode(), value=f"v{number:04d}".encode(), partition=key % 2)
     producer.close()
     jars = ",".join(str(jar) for jar in connector_jars())
-    told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "events", jars, seconds=TIMEOUT_SECONDS)
+    told = run_app(APP, str(tmp_path), kafka_broker.bootstrap, "events", jars, seconds=TIMEOUT_SECONDS)
     expected = [1 if name.endswith("unbounded") else 0 for name, *_ in JOBS]
     assert [len(job["warned"]) for job in told] == expected, [job["warned"] for job in told]
     assert all("RIFFLE-0652" in text for job in told for text in job["warned"])

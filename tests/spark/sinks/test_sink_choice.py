@@ -280,8 +280,8 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     )
     deliver(spark, sink_of(rows(spark, 0), settings), 0, 1)
     assert settings.sink_options == {}
-    told_by = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")
-    assert {row.by for row in told_by.collect()} == {"query/0/0"}
+    with_id = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")
+    assert {row.by for row in with_id.collect()} == {"query/0/0"}
     header = F.expr("array(named_struct('key', 'a', 'value', cast('b' as binary))) as headers")
     with_header = sink_choice._with_id(spark.range(1).select(header), "kafka", "by", "query/0/0")
     assert with_header.head() == ([("a", b"b"), ("by", b"query/0/0")],)

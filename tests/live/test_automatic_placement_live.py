@@ -20,7 +20,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker, StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, keygroups, sum_
 from riffle_spark.protocol.ownership import quarantine
-from tests.kit.refusing_disks import on_a_disk_of_its_own
+from tests.kit.failing_disks import own_disk
 from tests.kit.streams import live_query as live
 from tests.kit.streams.live_query import LiveQuery, await_executors, master_of, run_workers
 from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, running, settings_in, start, wait_for
@@ -164,7 +164,7 @@ def test_a_member_with_a_full_disk_has_no_tasks_until_the_disk_has_room(
     query.catch_up()
     (member,) = (member.id for member in query.job.members() if member.host == I1)
     (folder,) = cluster.local_folder(0).glob(f"*/{member}")
-    with on_a_disk_of_its_own(folder) as disk:
+    with own_disk(folder) as disk:
         if "tmpfs" not in disk.how:
             pytest.skip("only who may mount can give a folder a disk of its own")
         ballast = folder / "ballast"
