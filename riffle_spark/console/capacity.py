@@ -13,16 +13,34 @@ from riffle_spark.console.options import check_root, conf_file_option, echo, jso
 @click.argument("root", metavar="[ROOT]", required=False, callback=check_root)
 @click.option("--s3-endpoint", help="With ROOT: base URL of an S3-compatible server.")
 @conf_file_option("With ROOT: settings of the store.")
-@click.option("--rows-per-second", type=float, required=True, help="At the peak.")
-@click.option("--rows-per-worker", type=float, required=True, help="Rows that one slot processes per second, measured.")
+@click.option("--rows-per-second", type=float, required=True, help="Input rows per second at the peak.")
+@click.option(
+    "--rows-per-worker", type=float, required=True, help="Rows that one slot (worker) processes per second, measured."
+)
 @click.option("--state-bytes", type=float, help="Bytes of all state. This or ROOT is required.")
-@click.option("--row-bytes", type=float, help="Bytes of a row in flight. With ROOT by default those of a stored row.")
-@click.option("--rows-in-flight", type=float, default=0.0, show_default=True, help="Rows of a batch in a worker.")
+@click.option(
+    "--row-bytes", type=float, help="Bytes of an input row in memory. With ROOT the default is that of a stored row."
+)
+@click.option(
+    "--rows-in-flight",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Rows of a batch that one worker has in memory.",
+)
 @click.option("--cache-fraction", type=float, default=0.1, show_default=True, help="Share of state kept in memory.")
 @click.option("--cores", "cores_per_box", type=int, default=4, show_default=True, help="Cores of an executor's host.")
-@click.option("--memory-bytes", "memory_per_box", type=float, help="Memory of a host for its workers.")
-@click.option("--standbys", "num_standbys", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--changed-bytes-per-second", type=float, default=0.0, show_default=True, help="Written to the store.")
+@click.option("--memory-bytes", "memory_per_box", type=float, help="Memory of a host for all its workers.")
+@click.option(
+    "--standbys", "num_standbys", type=click.IntRange(0), default=0, show_default=True, help="Standbys per key-group."
+)
+@click.option(
+    "--changed-bytes-per-second",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Bytes of state that change per second.",
+)
 @json_option
 def capacity_command(
     root: str | None,
