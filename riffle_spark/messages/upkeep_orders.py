@@ -226,7 +226,7 @@ def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:
     """
     # Cause: The Python worker of the piece hangs, or its disk does not answer.
     warning = (
-        f"[RIFFLE-0787] A piece of upkeep had not ended after {seconds:g} s and was given up.\n"
+        f"[RIFFLE-0787] A piece of upkeep had not ended after {seconds:g} s and was cancelled.\n"
         "  What to do: Check the disk and processes of that executor. If they are slow, raise `upkeep_timeout`."
     )
     return UpkeepReceipt(executor, errors=(warning,), ran=False, overdue=True)

@@ -194,7 +194,7 @@ class Folder:
         if not is_dropped:
             raise LocalDiskError(
                 "Another process on this host has held the lock of the local copies for some seconds.",
-                remedy="End the Python worker that hangs. Batches go on without the lock, but restore copies again.",
+                remedy="End the Python worker that hangs. Batches continue without the lock, but restore copies again.",
                 where=f"{self.path}, {store}",
                 id="RIFFLE-1730",
             )

@@ -214,7 +214,7 @@ def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
     )
     assert refused.exit_code == 1, refused.output
     assert "RIFFLE-1700" in refused.output
-    assert "session of its own" in refused.output
+    assert "new Spark session" in refused.output
     assert moved.files() == before
     assert not client.list_objects_v2(Bucket=s3_server.bucket, Prefix="imported-riffle").get("Contents")
 
