@@ -40,7 +40,7 @@ MAPS = {"keys": 50_000}
 TOUCHED = 100_000
 FEW = 1_000_000
 MANY = 10_000_000
-WANTED = {
+TARGETS = {
     "row_form_ratio": ">= 10",
     "row_form_ratio_vs_before": ">= 1.0",
     "pandas_form_ratio": ">= 16",
@@ -192,7 +192,7 @@ def main() -> int:
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
+    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, TARGETS)
 
 
 if __name__ == "__main__":

@@ -83,11 +83,11 @@ class Demo:
         self._goes_on = lambda: "waiting for the windowed query's last minutes"
         expected = Ledger.read(self._minutes_file)
 
-        def counted() -> Ledger:
+        def count_events() -> Ledger:
             return counted_minutes(self._job.minutes, len(expected.counts))
 
-        job.wait_until(lambda: bool(counted().counts.all()), STALL_SECONDS)
-        return compare(expected, counted())
+        job.wait_until(lambda: bool(count_events().counts.all()), STALL_SECONDS)
+        return compare(expected, count_events())
 
     def _what_goes_on(self) -> str:
         return self._goes_on()

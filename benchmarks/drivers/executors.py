@@ -140,12 +140,12 @@ class MadeUpExecutors:
         )
 
     def _upkeep_receipt(self, executor: str, order: UpkeepOrder) -> UpkeepReceipt:
-        taken = []
+        snapshots = []
         for due in order.snapshots:
             head = due.entry.head
             snapshot_id = paths.snapshot_id(head.version, self._attempt(order.epoch))
             snapshot = Snapshot(snapshot_id, head, SNAPSHOT_BYTES, head.version + due.key_group, SNAPSHOT_ROWS)
-            taken.append((due.store, due.key_group, snapshot))
+            snapshots.append((due.store, due.key_group, snapshot))
         merged = [
             (store, link.start, Replacement(due.entry.base, link))
             for (store, level), dues in groupby(order.merges, key=lambda due: (due.store, due.level))
@@ -156,11 +156,11 @@ class MadeUpExecutors:
             order.member,
             copies=tuple((follow.store, follow.key_group, *follow.entry.head) for follow in order.follows),
             missing=tuple((drop.store, drop.key_group) for drop in order.drops),
-            snapshots=tuple(taken),
+            snapshots=tuple(snapshots),
             merges=tuple(merged),
             delta_bytes=PART_BYTES * len(order.follows),
             folds=len(order.follows),
-            requests={"put": len(taken), "get": len(order.follows)},
+            requests={"put": len(snapshots), "get": len(order.follows)},
             seconds=0.1,
             disk=DISK,
             memory=MEMORY,

@@ -87,14 +87,14 @@ class DriverLoad:
             self._version += 1
             self._clock.advance(BATCH_SECONDS)
             messages = self.executors.messages
-            sent = messages.sent
+            sent_before = messages.sent
             received = messages.received
             started_s = self.meter.seconds()
             self._driver.process(incoming_batch(self._version, self._clock.wall_ms()), [self._operator], self._work)
             self._background.run()
             measured.cpu_s.append(self.meter.seconds() - started_s)
             measured.commit_s.append(self._step_s["after record"] - self._step_s["after sink"])
-            measured.sent_bytes.append(messages.sent - sent)
+            measured.sent_bytes.append(messages.sent - sent_before)
             measured.received_bytes.append(messages.received - received)
         records = self.objects.list(LOG)[-batches:]
         measured.record_bytes = [len(self.objects.get(name) or b"") for name in records]

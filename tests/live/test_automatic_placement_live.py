@@ -79,21 +79,21 @@ class Keyed:
 
     def send(self, partition_of: dict[int, int] | None = None) -> None:
         """Send one row per key, to the partition of its key-group or to a random one, and wait for the batch."""
-        done, self.sent = len(self.job.reports), self.sent + 1
+        reports_before, self.sent = len(self.job.reports), self.sent + 1
         for group, keys in self.keys.items():
             for key in keys:
                 partition = partition_of[group] if partition_of else random.Random(f"{key} {self.sent}").randrange(2)
                 self._producer.send(TOPIC, key=key.encode(), value=b"1", partition=partition)
         self._producer.flush()
-        wait_for(lambda: self._is_through(done), "the batch has ended")
+        wait_for(lambda: self._is_through(reports_before), "the batch has ended")
         assert self.query.exception() is None
         latest = self.kept.latest("k")
         assert all(latest[k] == {"rows": self.sent, "total": self.sent} for keys in self.keys.values() for k in keys)
 
     def _is_through(self, reports: int) -> bool:
         rows = sum(len(rows) for rows in self.kept.deliveries.values())
-        there = rows >= self.sent * sum(map(len, self.keys.values())) and len(self.job.reports) > reports
-        return there or self.query.exception() is not None
+        is_complete = rows >= self.sent * sum(map(len, self.keys.values())) and len(self.job.reports) > reports
+        return is_complete or self.query.exception() is not None
 
     def racks(self) -> dict[int, str]:
         """Return the rack of each key-group's owner."""
@@ -127,22 +127,22 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
             keyed.send()
         assert keyed.racks() == before
         assert sorted(before.values()) == ["a"] * 4 + ["b"] * 4
-        wanted = {group: "b" if rack == "a" else "a" for group, rack in before.items()}
-        partition_of = {group: PARTITION_OF[rack] for group, rack in wanted.items()}
+        expected = {group: "b" if rack == "a" else "a" for group, rack in before.items()}
+        partition_of = {group: PARTITION_OF[rack] for group, rack in expected.items()}
         began = len(keyed.job.reports)
-        while keyed.racks() != wanted:
+        while keyed.racks() != expected:
             keyed.send(partition_of)
-            assert len(keyed.job.reports) - began < 25, (keyed.racks(), wanted)
+            assert len(keyed.job.reports) - began < 25, (keyed.racks(), expected)
         keyed.send(partition_of)
         moved = [move for report in list(keyed.job.reports)[began:] for move in report.moves if move["role"] == "owner"]
-        assert {move["key_group"] for move in moved} == set(wanted)
-        rested = len(keyed.job.reports)
+        assert {move["key_group"] for move in moved} == set(expected)
+        last_move = len(keyed.job.reports)
         for _ in range(5):
             keyed.send(partition_of)
         assert [
-            move for report in list(keyed.job.reports)[rested:] for move in report.moves if move["role"] == "owner"
+            move for report in list(keyed.job.reports)[last_move:] for move in report.moves if move["role"] == "owner"
         ] == []
-        assert keyed.racks() == wanted
+        assert keyed.racks() == expected
     finally:
         keyed.stop()
 
@@ -194,8 +194,8 @@ def test_a_returning_member_restores_nothing_under_sticky(
     query = LiveQuery(spark, tmp_path, assignor="sticky")
     query.feed_until(lambda: query.holds().keys() == {I1, I2}, "both are members")
     query.feed(2)
-    mine = query.holds()[I1][0]
-    assert len(mine) == 4
+    owned_groups = query.holds()[I1][0]
+    assert len(owned_groups) == 4
     cluster.kill_worker(0)
     await_executors(spark, 1)
     query.feed(2)
@@ -204,7 +204,7 @@ def test_a_returning_member_restores_nothing_under_sticky(
     await_executors(spark, 2)
     deadline = time.monotonic() + PATIENCE_SECONDS
     reports = query.feed_until(
-        lambda: query.holds().get(I1, (set(),))[0] == mine, "the member has its key-groups again"
+        lambda: query.holds().get(I1, (set(),))[0] == owned_groups, "the member has its key-groups again"
     )
     assert time.monotonic() < deadline
     reports.append(query.feed())

@@ -33,14 +33,14 @@ def test_a_member_with_a_read_only_folder_is_set_aside_until_its_repair(
     monkeypatch.setattr(discovery, "_ASIDE_SECONDS", 1.0)  # private: sooner
     settings = settings_in(tmp_path)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2
-    kept, batches = Kept(), 0
-    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(kept)
+    sink, batches = Kept(), 0
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
 
     def feed() -> None:
         nonlocal batches
         job(spark.range(KEYS).selectExpr("id k", "id v"), batches)
         batches += 1
-        assert kept.latest("k") == {k: {"rows": batches, "total": batches * k} for k in range(KEYS)}
+        assert sink.latest("k") == {k: {"rows": batches, "total": batches * k} for k in range(KEYS)}
         rest(job)
 
     deadline = time.monotonic() + PATIENCE_SECONDS

@@ -71,14 +71,14 @@ class Steered:
         """Feed a batch."""
         self.feed.add([{"k": key, "v": 1} for key in KEYS])
 
-    def wait(self, reached: object, why: str) -> None:
+    def wait(self, reached: object, description: str) -> None:
         """Wait until ``reached`` returns a true value. Fail if the query fails."""
 
         def looked() -> bool:
             assert self.query.exception() is None
             return bool(reached())  # type: ignore[operator]
 
-        wait_for(looked, why)
+        wait_for(looked, description)
 
     def start_command(self, command: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a riffle command in a new process that waits for the driver's answer."""
@@ -113,9 +113,9 @@ class Steered:
 @pytest.fixture
 def steered(spark: SparkSession, tmp_path: Path) -> Iterator[Steered]:
     """A query that is not yet started."""
-    made = Steered(spark, tmp_path)
-    yield made
-    made.query.stop()
+    query = Steered(spark, tmp_path)
+    yield query
+    query.query.stop()
 
 
 def latency(answer: dict[str, object]) -> float:
@@ -181,15 +181,15 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
     group = next(t.key_group for t, owner in owners.items() if owner == leaving)
     first.job.pin(group, staying)
     first.job.drain(leaving)
-    asked: dict[str, object] = {"drained": [leaving], "pins": {str(group): staying}}
-    check_drained(first, leaving, asked)
+    requests: dict[str, object] = {"drained": [leaving], "pins": {str(group): staying}}
+    check_drained(first, leaving, requests)
     assert len(first.job.reports) == 1
     assert [record.kind for record in records(first.root)] == ["claim", "batch", "orders"]
     first.query.stop()
     assert running(first.job)._pulse.ended(30)  # private: the thread that must go
     second = Steered(spark, tmp_path, control="off")
     second.start()
-    check_drained(second, leaving, asked)
+    check_drained(second, leaving, requests)
     report = second.job.reports[-1]
     assert [warning for warning in report.warnings if f"drained: {leaving}, pinned: {group} to {staying}" in warning]
     assert report.fetched_bytes == 0
@@ -199,12 +199,12 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
     second.query.stop()
 
 
-def check_drained(query: Steered, member: str, asked: dict[str, object]) -> None:
+def check_drained(query: Steered, member: str, requests: dict[str, object]) -> None:
     """Wait until the member is empty, and check that the newest record lists the operator requests."""
     query.wait(lambda: of_member(query, member).owned == 0, "the drained member is empty")
-    gone = of_member(query, member)
-    assert (gone.state, gone.standbys, gone.warmups) == ("draining", 0, 0)
-    assert records(query.root)[-1].orders == asked
+    drained = of_member(query, member)
+    assert (drained.state, drained.standbys, drained.warmups) == ("draining", 0, 0)
+    assert records(query.root)[-1].orders == requests
 
 
 def of_member(query: Steered, name: str) -> MemberState:

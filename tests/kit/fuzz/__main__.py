@@ -110,11 +110,11 @@ class Judge:
 
 def unguided(judge: Judge, seeds: Seeds) -> None:
     """Feed the real encodings first, and then mutations of them. The number of an input determines its bytes."""
-    own = seeds[judge.decoder.name]
+    own_seeds = seeds[judge.decoder.name]
     other_seeds = others_in(seeds)
     for number in judge.numbers:
         chance = random.Random(f"{judge.seed}/{judge.decoder.name}/{number}")
-        judge(own[number] if number < len(own) else mutated(chance, own, other_seeds))
+        judge(own_seeds[number] if number < len(own_seeds) else mutated(chance, own_seeds, other_seeds))
 
 
 def others_in(seeds: Seeds) -> list[bytes]:
@@ -282,15 +282,15 @@ def _watched(child: int, board: mmap.mmap) -> str:
     began = 0.0
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         number = _HEADER.unpack_from(board, 0)[0]
-        used = _processor_seconds(child)
+        used_seconds = _processor_seconds(child)
         clock = time.monotonic()
         if number != current:
             current = number
-            since = used
+            since = used_seconds
             began = clock
-        hung = f"hung for {HANG_SECONDS:g} s" if used - since > HANG_SECONDS else ""
+        hung = f"hung for {HANG_SECONDS:g} s" if used_seconds - since > HANG_SECONDS else ""
         if not hung and clock - began > BLOCKED_SECONDS:
-            hung = f"blocked for {BLOCKED_SECONDS:g} s, {used - since:.1f} s of them at work"
+            hung = f"blocked for {BLOCKED_SECONDS:g} s, {used_seconds - since:.1f} s of them at work"
         if hung:
             os.kill(child, signal.SIGKILL)
             return hung
@@ -311,8 +311,8 @@ def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
     try:
         pa.set_memory_pool(pa.system_memory_pool())
         pa.set_cpu_count(1)
-        own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY_BYTES, own + MEMORY_BYTES))
+        own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MEMORY_BYTES, own_bytes + MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(errors.fileno(), 2)

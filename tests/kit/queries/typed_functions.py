@@ -52,15 +52,15 @@ def _numbers(frames: Iterable[pd.DataFrame]) -> list[int]:
     return sorted(int(n) for frame in frames for n in frame["n"])
 
 
-def shown(read: object) -> str:
+def as_text(value: object) -> str:
     """Return values as text, which is the same for ``bytes`` and ``bytearray``. PySpark reads binary as either."""
-    return re.sub(r"bytearray\((b'[^']*')\)", r"\1", repr(read))
+    return re.sub(r"bytearray\((b'[^']*')\)", r"\1", repr(value))
 
 
 def keeps_types(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     """Return for each row the state before it, for ``applyInPandasWithState``."""
     for n in _numbers(frames):
-        read = shown(state.get) if state.exists else ""
+        read = as_text(state.get) if state.exists else ""
         state.update(_kept(n // 2))
         yield pd.DataFrame({"k": [key[0]], "n": [n], "read": [read]})
 

@@ -78,9 +78,9 @@ class Upkept:
         """Return the part files that belong to no copy."""
         folder, stacks = self.folder(), self.folder().stacks(STORE)
         copies = [stacks.read(key_group) for key_group in stacks.key_groups()]
-        known = {part.file for stack in copies if stack for part in stack.parts}
+        listed_files = {part.file for stack in copies if stack for part in stack.parts}
         files = (str(path.relative_to(folder.path)) for path in folder.path.glob("stacks/*/*.part"))
-        return [file for file in files if file not in known]
+        return [file for file in files if file not in listed_files]
 
     def incoming(self) -> list[Path]:
         """Return the files of snapshots that are not completely fetched."""

@@ -23,7 +23,7 @@ from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_r
 from riffle_spark.worker.result_chunks import rows_column
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
-from tests.kit.streams.sink_idioms import IDIOMS, found
+from tests.kit.streams.sink_idioms import IDIOMS, idiom_result
 from tests.kit.streams.streaming import Kept, rest, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -65,7 +65,7 @@ class Trying:
         self.calls.append(batch_id)
         for idiom in self._idioms:
             try:
-                self.ours[idiom] = found(idiom, rows)
+                self.ours[idiom] = idiom_result(idiom, rows)
             except Exception:  # noqa: BLE001 - whatever went wrong belongs to this idiom alone
                 self.ours[idiom] = traceback.format_exc(limit=1)
 
@@ -88,7 +88,7 @@ def test_operations_on_a_sinks_frame_work_as_on_an_ordinary_frame(
     spark.conf.set(ADAPTIVE, str(planning == "adaptive").lower())
     job(batch(spark), 0)
     plain = spark.createDataFrame([(row["user"], 1, row["amount"]) for row in amounts()], OUTPUT)
-    assert trying.ours == {idiom: found(idiom, plain) for idiom in idioms}
+    assert trying.ours == {idiom: idiom_result(idiom, plain) for idiom in idioms}
     assert trying.calls == [0]
     assert [report.runs for report in job.reports] == [1]
 

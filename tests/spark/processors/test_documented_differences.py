@@ -25,7 +25,7 @@ from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.testing import Harness
 from tests.kit.processors.columns import Columns
 from tests.kit.processors.visit_processors import Visits
-from tests.kit.streams.processor_runs import Told
+from tests.kit.streams.processor_runs import ScriptedProcessor
 
 pytestmark = pytest.mark.newer_spark
 
@@ -39,7 +39,7 @@ def test_a_name_that_init_deleted_cannot_be_declared_again() -> None:
         with pytest.raises(PySparkRuntimeError, match="init deletes state v"):
             handle.getValueState("v", "n int")
 
-    declare(Told(init=init), "None")
+    declare(ScriptedProcessor(init=init), "None")
 
 
 @pytest.mark.parametrize("kind", [pa.struct([("x", pa.int64())]), pa.list_(pa.int64())], ids=str)
