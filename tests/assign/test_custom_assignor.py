@@ -48,11 +48,11 @@ def test_an_exception_of_a_custom_assignor_keeps_the_last_assignment() -> None:
     before = view("a:0-1 b:2-3")
     done = assign(before, replace(SETTINGS, assignor=raising_assignor))
     assert done.owners == before.owners
-    (said,) = done.warnings
-    assert "KeyError: 'g_0 is new'" in said
-    assert "The last assignment stays" in said
-    assert "test_custom_assignor.py, line " in said
-    assert "in chosen_by" in said
+    (warning,) = done.warnings
+    assert "KeyError: 'g_0 is new'" in warning
+    assert "The last assignment stays" in warning
+    assert "test_custom_assignor.py, line " in warning
+    assert "in chosen_by" in warning
     left = replace(before, members=before.members[:1])
     assert set(assign(left, replace(SETTINGS, assignor=raising_assignor)).owners.values()) == {"a"}
 

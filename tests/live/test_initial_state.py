@@ -155,7 +155,7 @@ def test_rows_of_initial_state_are_never_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("initial", "name", "said"),
+    ("initial", "name", "error_id"),
     [
         (initial_visits().drop_columns(["user"]), "later", "RIFFLE-0806"),
         (pa.table({"user": pa.array([1]), "visits": pa.array([1])}), "later", "RIFFLE-0806"),
@@ -202,7 +202,7 @@ def test_a_restarted_query_loads_a_named_initial_state_once(spark: SparkSession,
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("changes", "said"), [({}, "RIFFLE-0804"), ({"durable": False}, "RIFFLE-0805")])
+@pytest.mark.parametrize(("changes", "error_id"), [({}, "RIFFLE-0804"), ({"durable": False}, "RIFFLE-0805")])
 def test_aggregates_and_caches_refuse_initial_state(
     spark: SparkSession, tmp_path: Path, changes: dict[str, Any], error_id: str
 ) -> None:

@@ -399,15 +399,15 @@ def test_a_driver_whose_key_differs_from_the_log_writes_nothing(tmp_path: Path) 
     assert query.world.memory.list("") == before
 
 
-def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], those: Sequence[Address]) -> None:
+def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], addresses: Sequence[Address]) -> None:
     """Swap the bytes of two snapshots, and list them with the right checksums."""
-    taken = [entries[address].snapshot for address in those]
+    taken = [entries[address].snapshot for address in addresses]
     assert taken[0] is not None
     assert taken[1] is not None
-    names = [paths.snapshot_name(*address, one.id) for address, one in zip(those, taken, strict=True) if one]
+    names = [paths.snapshot_name(*address, one.id) for address, one in zip(addresses, taken, strict=True) if one]
     data = [query.world.memory.get(name) or b"" for name in names]
     query.world.memory.delete(names)
-    for address, mine, name, other in zip(those, taken, names, data[::-1], strict=True):
+    for address, mine, name, other in zip(addresses, taken, names, data[::-1], strict=True):
         query.world.memory.put_if_absent(name, other)
         listed = mine._replace(length=len(other), checksum=part_codec.checksum(other)) if mine else None
         entries[address] = replace(entries[address], snapshot=listed)
@@ -470,15 +470,15 @@ def test_swapped_encrypted_parts_are_refused(
     for version in range(9):
         query.world.batch(version, drawn_batch(query.chance, version))
     entries = dict(query.world.log().manifest.entries)
-    those = sorted(name for name, entry in entries.items() if name[0] == "totals" and (
+    addresses = sorted(name for name, entry in entries.items() if name[0] == "totals" and (
         entry.snapshot if kind == "snapshots" else entry.chain))[:2]  # fmt: skip
     if swapped == "stores":
-        those = [those[0], ("twins", those[0][1])]
+        addresses = [addresses[0], ("twins", addresses[0][1])]
     if kind == "snapshots":
-        with_swapped_snapshots(query, entries, those)
+        with_swapped_snapshots(query, entries, addresses)
     else:
-        entries[those[0]], entries[those[1]] = entries[those[1]], entries[those[0]]
-    is_refused_by_log = kind == "links" and swapped == "key-groups" and entries[those[0]].chain[0].block is not None
+        entries[addresses[0]], entries[addresses[1]] = entries[addresses[1]], entries[addresses[0]]
+    is_refused_by_log = kind == "links" and swapped == "key-groups" and entries[addresses[0]].chain[0].block is not None
     log = query.world.log()
     if is_refused_by_log:  # a link in a block has its key-group
         with pytest.raises(ValueError, match="another key-group"):

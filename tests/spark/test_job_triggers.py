@@ -210,17 +210,17 @@ def test_a_job_in_a_thread_without_its_query_is_refused(spark: SparkSession, tmp
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
     feed.add([{"k": 1}])
 
-    def blind(rows: DataFrame, batch: int) -> None:
+    def run_in_plain_thread(rows: DataFrame, batch: int) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(job, rows, batch).result()
 
-    def told(rows: DataFrame, batch: int) -> None:
+    def run_in_inheritable_thread(rows: DataFrame, batch: int) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(inheritable_thread_target(rows.sparkSession)(job), rows, batch).result()
 
     with pytest.raises(StreamingQueryException, match="RIFFLE-0651"):
-        run_to_end(feed.stream(spark), blind, tmp_path / "checkpoint")
-    run_to_end(feed.stream(spark), told, tmp_path / "checkpoint")
+        run_to_end(feed.stream(spark), run_in_plain_thread, tmp_path / "checkpoint")
+    run_to_end(feed.stream(spark), run_in_inheritable_thread, tmp_path / "checkpoint")
     assert kept.latest("k") == {1: {"rows": 1}}
 
 

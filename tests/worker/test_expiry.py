@@ -380,13 +380,13 @@ def test_windows_from_merged_and_restored_stacks_end_once(tmp_path: Path) -> Non
 def test_an_invalid_due_column_is_refused(tmp_path: Path, declared: dict[str, str]) -> None:
     """The due column must exist and be a time, and the time mode must not be `None`."""
 
-    class Given(Sessions):
+    class ChangedSessions(Sessions):
         def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
             usual = super().declare(key, rows)
             return replace(usual, state=pa.schema([("v", pa.int64())]), **declared)  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match=r"RIFFLE-019[56]"):
-        Member(tmp_path, Given())
+        Member(tmp_path, ChangedSessions())
 
 
 @pytest.mark.parametrize("name", ["__hash", "__deleted", "__due_order"])

@@ -195,10 +195,10 @@ def overtaken_in_a_restore(place: Place, meanwhile: Callable[[], object]) -> Non
     place.snapshot(1)
     original = place.store.copy_to
 
-    def overtaken(*given):  # type: ignore[no-untyped-def]
+    def overtaken(*arguments):  # type: ignore[no-untyped-def]
         place.store.copy_to = original  # type: ignore[method-assign]
         meanwhile()
-        return original(*given)
+        return original(*arguments)
 
     place.store.copy_to = overtaken  # type: ignore[method-assign]
     place.bring()

@@ -22,11 +22,7 @@ DOUBLES: tuple[Batch, ...] = tuple(
     for values in (_ODD, _ODD[::-1], (0.0, float("nan"), -0.0, 2.5, None, float("-inf")))
 )
 TYPES: tuple[Batch, ...] = tuple(
-    {
-        "events": pa.Table.from_pylist(
-            [{"b": n % 2 == 0, "day": n % 3, "raw": bytes([n % 2]), "n": n} for n in numbers]
-        )
-    }
+    {"events": pa.Table.from_pylist([{"b": n % 2 == 0, "day": n % 3, "raw": bytes([n % 2]), "n": n} for n in numbers])}
     for numbers in (range(5), range(3, 8))
 )
 

@@ -28,7 +28,7 @@ from tests.kit.simulated.world import ROWS, World, one
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
-PARTED = ROWS.append(pa.field("partition", pa.int64()))
+ROWS_WITH_PARTITION = ROWS.append(pa.field("partition", pa.int64()))
 RACKS = {0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",)}
 """Four partitions with one replica each."""
 
@@ -44,7 +44,7 @@ class Counting:
         return assign(before, replace(settings, assignor="high_availability"))
 
 
-class Racked(Elastic):
+class RackedWorld(Elastic):
     """Four executors in two racks. ``partition_of`` returns the partition of the next row of a key-group."""
 
     partition_of: Callable[[int], int]
@@ -52,14 +52,14 @@ class Racked(Elastic):
     def __init__(self, local_dir: Path, partition_of: Callable[[int], int], **settings: Any) -> None:
         self.partition_of = partition_of
         settings = {"rack_aware_assignment_strategy": "min_cost", "assignor": f"{__name__}.Counting", **settings}
-        by_partition = operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), PARTED)
+        by_partition = operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS_WITH_PARTITION)
         super().__init__(
             local_dir, executors=("1", "2", "3", "4"), operators=[replace(by_partition, read_by="partition")],
             **{"key_groups": 16, **settings},
         )  # fmt: skip
         around = DriverPorts(
             self.store, self.cluster, self.clock, self.background, lambda: self.chance.randbytes(16).hex(),
-            racks_of=lambda said: {member: "a" if host in ("host-1", "host-2") else "b" for member, host, _ in said},
+            racks_of=lambda hosts: {member: "a" if host in ("host-1", "host-2") else "b" for member, host, _ in hosts},
         )  # fmt: skip
         self.driver = Driver(self.settings, self.home, around)
         self.ownership.placement.weights.set_partition_racks(
@@ -73,12 +73,12 @@ class Racked(Elastic):
         rows: pa.Table,
         perform: Callable[[Attempt], pa.Table] = Attempt.run,
         *args: Any,
-        **said: Any,
+        **options: Any,
     ) -> BatchReport:
         """Run a batch with the partition of each row."""
         groups = keygroups.key_groups([rows.column("k")], self.settings.key_groups).tolist()
         column = pa.array([self.partition_of(group) for group in groups], pa.int64())
-        return super().batch(version, rows.append_column("partition", column), perform, *args, **said)
+        return super().batch(version, rows.append_column("partition", column), perform, *args, **options)
 
     def rack(self, member: str) -> str:
         """Return the rack of a member."""
@@ -94,7 +94,7 @@ def test_owners_move_to_the_racks_of_their_rows(tmp_path: Path) -> None:
     """Within a few batches each owner is in the rack that its rows come from, and each standby in the other rack. Then
     no assignment is computed any more.
     """
-    world = Racked(tmp_path, lambda group: group // 2 % 4, num_standbys=1)
+    world = RackedWorld(tmp_path, lambda group: group // 2 % 4, num_standbys=1)
     world.feed()
     assert len(world.across()) >= 4
     reports = [world.feed() for _ in range(12)]
@@ -116,7 +116,7 @@ def test_no_further_assignment_runs_if_racks_gain_nothing(tmp_path: Path, rows: 
     owners in both, one assignment finds that.
     """
     chance = random.Random(1)
-    world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "all partitions" else lambda _: 0)
+    world = RackedWorld(tmp_path, (lambda _: chance.randrange(4)) if rows == "all partitions" else lambda _: 0)
     world.feed()
     began = Counting.calls
     reports = [world.feed() for _ in range(12)]
@@ -126,7 +126,7 @@ def test_no_further_assignment_runs_if_racks_gain_nothing(tmp_path: Path, rows: 
 
 def test_partition_dispatch_uses_racks_from_the_first_batch(tmp_path: Path) -> None:
     """With `partition` dispatch the racks of the rows are known before the first batch, so no owner moves later."""
-    world = Racked(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
+    world = RackedWorld(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
     racks = {number: "ab"[number % 4 // 2] for number in range(8)}
     world.ownership.placement.weights.set_partition_racks(
         {("events", number): (rack,) for number, rack in racks.items()}
@@ -147,7 +147,7 @@ def test_a_hot_key_causes_one_warning_and_no_repeated_assignments(tmp_path: Path
     """Other key-groups leave the member with a hot key, and one warning names its key-group. While the load is the
     same, no more assignments are computed.
     """
-    world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")
+    world = RackedWorld(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")
     world.feed()
     hot = [world.keys[3][0]] * 500
     keys = [*hot, *world.of_groups(set(range(16)))]
@@ -182,14 +182,14 @@ def test_standbys_that_fall_behind_move_with_one_warning(tmp_path: Path) -> None
     """
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), key_groups=8, num_standbys=1, retained_versions=100)
     world.feed(4)
-    kept = world.holds("1")[1]
-    assert kept
+    standbys = world.holds("1")[1]
+    assert standbys
     world.cluster.stalled = {"1"}
     reports = behind(world)
-    (told,) = warnings(reports, "RIFFLE-0762")
-    assert world.member("1") in told
-    assert "Other members take over 2 of 2." in told
-    assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
+    (warning,) = warnings(reports, "RIFFLE-0762")
+    assert world.member("1") in warning
+    assert "Other members take over 2 of 2." in warning
+    assert f"key-groups {', '.join(map(str, sorted(standbys)))}, by up to " in warning
     reports = [world.feed() for _ in range(12)]
     assert world.holds("1")[1] == set()
     assert all(copy.warm for copy in world.ownership.copies.readiness)
@@ -205,9 +205,12 @@ def test_standbys_that_fall_behind_move_with_one_warning(tmp_path: Path) -> None
 SIZE = 10**9
 
 
-def on_a_disk(world: Elastic, executor: str, others: float, each: float) -> None:
-    """Give an executor a disk of which ``others`` is used, and ``each`` more per copy."""
-    world.cluster.disks[executor] = lambda: (min(1.0, others + each * len(world.copies_of(executor))), SIZE)
+def on_a_disk(world: Elastic, executor: str, used_share: float, share_of_copy: float) -> None:
+    """Give an executor a disk of which ``used_share`` is used, and ``share_of_copy`` more per copy."""
+    world.cluster.disks[executor] = lambda: (
+        min(1.0, used_share + share_of_copy * len(world.copies_of(executor))),
+        SIZE,
+    )
 
 
 @pytest.mark.long
@@ -293,11 +296,11 @@ def test_sticky_returns_its_tasks_to_a_returned_member(tmp_path: Path) -> None:
     """With the sticky assignor a returned member gets its tasks back and restores nothing."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), assignor="sticky")
     world.feed(3)
-    mine = world.owned("2")
+    owned_before = world.owned("2")
     world.cluster.lose("2")
     world.feed(2)
     world.cluster.add("2")
     reports = [world.feed() for _ in range(3)]
-    assert world.owned("2") == mine
+    assert world.owned("2") == owned_before
     assert sum(report.restores for report in reports) == 0
     world.check_state()

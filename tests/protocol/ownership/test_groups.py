@@ -128,8 +128,8 @@ def test_a_pin_applies_to_one_group_and_survives_the_driver(tmp_path: Path) -> N
     (wanted,) = {world.member("1"), world.member("2")} - {before["heavy"][0]}
     one_of = world.ownership.placement.task_of(0, "models")
     assert one_of == task(0, "heavy")
-    for store, told in ((None, "RIFFLE-0236"), ("modles", "models")):
-        with pytest.raises(ConfigError, match=told):
+    for store, message in ((None, "RIFFLE-0236"), ("modles", "models")):
+        with pytest.raises(ConfigError, match=message):
             world.ownership.placement.task_of(0, store)
     world.driver.operations.pin(0, wanted, "heavy")
     moves = [move for report in world.settle() for move in report.moves if move["role"] == "owner"]

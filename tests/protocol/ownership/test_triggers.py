@@ -116,7 +116,7 @@ def test_racks_of_members_are_read_from_ports_racks_of(tmp_path: Path) -> None:
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=1)
     around = DriverPorts(
         world.store, world.cluster, world.clock, world.background, lambda: world.chance.randbytes(16).hex(),
-        racks_of=lambda said: {member: ("near" if host in ("host-1", "host-2") else "far") for member, host, _ in said},
+        racks_of=lambda hosts: {m: ("near" if host in ("host-1", "host-2") else "far") for m, host, _ in hosts},
     )  # fmt: skip
     world.driver = Driver(replace(world.settings), world.home, around)
     world.feed(2)

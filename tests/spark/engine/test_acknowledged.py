@@ -60,8 +60,8 @@ def test_a_slot_finds_its_socket_to_the_jvm(spark: SparkSession, tmp_path: Path)
     def families(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         connection = task._connection()
         family = -1 if connection is None else int(connection.family)
-        told = rows.select(["k"]).append_column("family", pa.array([family] * rows.num_rows, pa.int64()))
-        return told, state.slice(0, 0)
+        output = rows.select(["k"]).append_column("family", pa.array([family] * rows.num_rows, pa.int64()))
+        return output, state.slice(0, 0)
 
     sink = Kept()
     compute = arrow_function(families, state=pa.schema([("nothing", pa.int64())]), output=found)

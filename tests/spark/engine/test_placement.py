@@ -122,8 +122,8 @@ def test_sparks_status_store_has_the_executor_of_each_receipt(
     with job_group(spark, "who-ran-what") as tasks:
         receipts = slots.work(rows(spark)).run(layout, [slots.order(layout, 0)])
     listed = [task for task in tasks() if task.taskMetrics().get().shuffleReadMetrics().recordsRead() > 0]
-    told = {layout.slots[task.index()].number: task.executorId() for task in listed}
-    assert told == {receipt.slot: receipt.executor for receipt in receipts}
+    executors_of_slots = {layout.slots[task.index()].number: task.executorId() for task in listed}
+    assert executors_of_slots == {receipt.slot: receipt.executor for receipt in receipts}
     assert {task.taskLocality() for task in listed} == {"PROCESS_LOCAL"}
 
 

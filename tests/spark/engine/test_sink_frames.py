@@ -44,9 +44,9 @@ def batch(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([tuple(row.values()) for row in amounts()], SCHEMA)
 
 
-def operator(kind: str, folder: Path, **given: object) -> Stateful:
+def operator(kind: str, folder: Path, **arguments: object) -> Stateful:
     """Return an operator for running totals, as aggregates or as a processor."""
-    settings = settings_in(folder, **given)
+    settings = settings_in(folder, **arguments)
     if kind == "processor":
         return transform_with_state(Visits(), key="user", output=OUTPUT, settings=settings)
     return Stateful("totals", "user", aggregate(visits=count(), total=sum_("amount")), settings=settings)

@@ -121,9 +121,9 @@ def of_groups(function: Callable[..., object] = grouped) -> Stateful:
 
 def of_processor(processor: StatefulProcessor | None = None) -> Stateful:
     """Return an operator with a processor."""
-    given = processor or Everything()
-    make = transform_with_state_in_pandas if getattr(given, "pandas", False) else transform_with_state
-    return make(given, key="k", output=OUTPUT, time_mode="ProcessingTime", store="s")
+    used_processor = processor or Everything()
+    make = transform_with_state_in_pandas if getattr(used_processor, "pandas", False) else transform_with_state
+    return make(used_processor, key="k", output=OUTPUT, time_mode="ProcessingTime", store="s")
 
 
 OPERATORS: dict[str, Callable[[], Stateful]] = {
@@ -243,7 +243,7 @@ def test_text_that_is_not_utf8_fails_the_batch_or_is_a_dead_letter(name: str, co
 def test_a_repeated_batch_has_the_same_dead_letters(deliver_after_commit: bool) -> None:
     """A batch that crashed at any step and runs again has the same dead letters."""
     operator, batch = of_processor(), rows_of([(k, n) for k in "abcdef" for n in (1, 101 if k in "bd" else 2)])
-    told = list[list[str]]()
+    keys_of_calls = list[list[str]]()
     steps = [step for step in get_args(Step) if step != "after sink" or not deliver_after_commit]
     for step in steps:
         options = {"deliver_after_commit": deliver_after_commit, "key_groups": 4}
@@ -253,10 +253,10 @@ def test_a_repeated_batch_has_the_same_dead_letters(deliver_after_commit: bool) 
                 query.feed(batch)
             before = query.letters
             query.feed(batch)
-            told.append(sorted(repr(letter) for letter in query.letters or before))
+            keys_of_calls.append(sorted(repr(letter) for letter in query.letters or before))
             assert sorted({str(row["k"]) for row in query.delivered()}) == ["a", "c", "e", "f"]
-    assert len(told[0]) == 4
-    assert told == [told[0]] * len(steps)
+    assert len(keys_of_calls[0]) == 4
+    assert keys_of_calls == [keys_of_calls[0]] * len(steps)
 
 
 class FailsOnTimer(Everything):
@@ -328,8 +328,8 @@ def test_a_row_beyond_pandas_timestamp_range_is_a_dead_letter() -> None:
 def test_dead_letters_keep_column_names_that_differ_only_in_case() -> None:
     """The columns of a dead letter's row keep the input's names, also if these differ only in case."""
     operator = operator_of("s", ["k"], of_processor().compute, (), ROWS)
-    told = with_dead_letters(replace(operator, shown={"k": "K", "n": "k", "offset": "at"})).declared.output
-    assert [field.name for field in told.field(LETTER).type.field("row").type] == ["K", "n", "at"]
+    output = with_dead_letters(replace(operator, shown={"k": "K", "n": "k", "offset": "at"})).declared.output
+    assert [field.name for field in output.field(LETTER).type.field("row").type] == ["K", "n", "at"]
 
 
 REFUSALS = {"memory": MemoryError("no memory"), "disk": OSError(28, "no space left")}
@@ -363,9 +363,9 @@ def test_the_messages_of_all_errors_can_be_written() -> None:
 
     with Harness(of_groups(fail), ROWS, executors=1, dead_letters=True) as query:
         assert query.feed(rows_of([("a", 1), ("b", 2), ("c", 3)])) == []
-        told = {str(letter["row"]["k"]): str(letter["message"]) for letter in query.letters}  # type: ignore[index]
-    assert (told["a"], told["b"]) == ("? is no letter", "(str() of the error failed)")
-    assert len(told["c"]) < 3_000
+        messages = {str(letter["row"]["k"]): str(letter["message"]) for letter in query.letters}  # type: ignore[index]
+    assert (messages["a"], messages["b"]) == ("? is no letter", "(str() of the error failed)")
+    assert len(messages["c"]) < 3_000
 
 
 def test_late_rows_do_not_become_dead_letters() -> None:

@@ -61,10 +61,10 @@ class Tells(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """Output them in the form of the input."""
-        given = list(rows)
-        number = sum(len(one) if isinstance(one, pd.DataFrame) else 1 for one in given)
-        told = None if self._null else f"{key!r} {number} {timerValues.getCurrentWatermarkInMs()}"
-        yield pd.DataFrame({"told": [told]}) if isinstance(given[0], pd.DataFrame) else Row(told=told)
+        row_list = list(rows)
+        number = sum(len(one) if isinstance(one, pd.DataFrame) else 1 for one in row_list)
+        text = None if self._null else f"{key!r} {number} {timerValues.getCurrentWatermarkInMs()}"
+        yield pd.DataFrame({"told": [text]}) if isinstance(row_list[0], pd.DataFrame) else Row(told=text)
 
 
 class Keys(StatefulProcessor):

@@ -112,9 +112,9 @@ def test_delete_if_exists_deletes_state_and_withdraws_declarations() -> None:
     assert found.deleted == ("a", "old")
 
 
-def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) -> str:
+def misused(*, mode: TimeMode = "ProcessingTime", **functions: Callable[..., Any]) -> str:
     """Run a batch in which a processor misuses its handle, and return the error's text."""
-    run = Run(ScriptedProcessor(**told), mode=mode)
+    run = Run(ScriptedProcessor(**functions), mode=mode)
     with pytest.raises(UserFunctionError, match="RIFFLE-0193") as caught:
         run.batch({"a": [1]})
     return caught.value.problem
@@ -127,8 +127,8 @@ def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) ->
 )
 def test_timers_need_a_time_mode(call: Callable[[Any], Any]) -> None:
     """Timers without a time mode raise Spark's error."""
-    told = misused(mode="None", rows=lambda one, *_: call(one.handle))
-    assert "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE" in told
+    message = misused(mode="None", rows=lambda one, *_: call(one.handle))
+    assert "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE" in message
 
 
 @pytest.mark.parametrize(

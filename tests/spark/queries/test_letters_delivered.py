@@ -130,10 +130,10 @@ def test_dead_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: 
     assert sinks.results == RESULTS
     letters = spark.read.parquet(folder)
     assert letters.columns == ["error", "message", "traceback", "store", "key_group", "row", "batch_id"]
-    told = letters.select("batch_id", "row.user", "row.n", "row.offset").collect()
-    assert sorted(map(tuple, told), key=lambda one: one[-1]) == LETTERS
-    (said,) = {(row.error, row.store) for row in letters.collect()}
-    assert said == ("ValueError", "groups.user")
+    letter_rows = letters.select("batch_id", "row.user", "row.n", "row.offset").collect()
+    assert sorted(map(tuple, letter_rows), key=lambda one: one[-1]) == LETTERS
+    (error_and_store,) = {(row.error, row.store) for row in letters.collect()}
+    assert error_and_store == ("ValueError", "groups.user")
     assert "'four'" in letters.where("row.user = 'ann'").first().message  # type: ignore[union-attr] # there are some
     counts = {one["batchId"]: one["stateOperators"][0]["customMetrics"]["deadRows"] for one in query.recentProgress}
     assert counts == {1: 3, 2: 0}
@@ -185,10 +185,10 @@ def test_a_dead_letter_output_is_refused_without_a_users_function(
     name: str, spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:  # fmt: skip
     """A side output of dead letters is refused if the query has no user's function or more than one."""
-    query, said = REFUSED[name]
+    query, error_id = REFUSED[name]
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path), dead_letters=f"{tmp_path}/dead")
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=error_id):
         query(events).writeStream.outputMode("append" if name != "aggregate" else "update").format("noop").start()
 
 

@@ -138,7 +138,7 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("changes", "message"),
     [
         ({}, "RIFFLE-0333.*'visits,total,most'.*visits is count.1.: count, total is sum"),
         ({"taken": "visits, most"}, "RIFFLE-0333.*'total'"),
@@ -149,12 +149,12 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
         ({"store": "others", "taken": "total"}, "RIFFLE-0328.*others"),
     ],
 )
-def test_state_that_cannot_be_taken_over_is_refused_by_column(given: dict[str, Any], said: str) -> None:
+def test_state_that_cannot_be_taken_over_is_refused_by_column(changes: dict[str, Any], message: str) -> None:
     """State that cannot be taken over is refused before the query runs, and the error names the columns as the option
     expects them.
     """
-    with pytest.raises(ConfigError, match=f"(?s){said}"):
-        start(**given)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        start(**changes)
 
 
 def test_new_and_removed_columns_must_be_accepted_by_name() -> None:
