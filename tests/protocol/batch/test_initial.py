@@ -51,7 +51,8 @@ def test_an_initial_state_is_due_until_a_record_lists_it() -> None:
 def test_a_record_lists_earlier_and_new_initial_states() -> None:
     """A record lists each earlier and new initial state once, also of stores that do not run."""
     tail = after("a")
-    assert loaded_names(tail, [operator_with_initial("b"), operator_with_initial("c", "other"), totals()]) == {"totals": ("a", "b"), "other": ("c",)}
+    operators = [operator_with_initial("b"), operator_with_initial("c", "other"), totals()]
+    assert loaded_names(tail, operators) == {"totals": ("a", "b"), "other": ("c",)}
     assert loaded_names(tail, [operator_with_initial("a")]) == {"totals": ("a",)}
     assert loaded_names(PLAIN, [totals()]) == {}
 

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Folder:
     return made
 
 
-def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_deltas_are_counted_next_to_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealed deltas are counted and removed correctly beside foreign files."""
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 0)
     left = litter(folder.sealed)
@@ -55,7 +55,7 @@ def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypa
     assert all(path.exists() for path in left)
 
 
-def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
+def test_stacks_are_found_next_to_foreign_files(folder: Folder) -> None:
     """Stacks are found, replaced and dropped correctly beside foreign files."""
     left = litter(folder.path / "stacks", folder.path / "stacks" / "s")
     assert folder.stacks("s").replace(7, None, Stack(Head(6, "1-aa")))
@@ -66,7 +66,7 @@ def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
     assert all(path.exists() for path in left)
 
 
-def test_an_interrupted_snapshot_download_resumes_beside_foreign_files(folder: Folder) -> None:
+def test_an_interrupted_snapshot_download_resumes_next_to_foreign_files(folder: Folder) -> None:
     """An interrupted snapshot download resumes, or is discarded for another snapshot, beside foreign files."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
     IncomingSnapshots(folder.path).append_bytes(address, snapshot, 0, b"half")
@@ -93,7 +93,7 @@ def test_a_takeover_leaves_foreign_files_alone(folder: Folder, tmp_path: Path) -
     assert all(path.exists() for path in left)
 
 
-def test_a_directory_store_works_beside_foreign_files(tmp_path: Path) -> None:
+def test_a_directory_store_works_next_to_foreign_files(tmp_path: Path) -> None:
     """A directory store works on a mounted disk with lost+found and with foreign files among unfinished writes."""
     root = tmp_path / "root"
     (root / "lost+found").mkdir(parents=True)
