@@ -120,7 +120,7 @@ class Settings:
 
     key_groups: _Integer = Setting(
         128, whole(1, 32_768), "the number of key-groups. Another number than the stored one is refused. Fewer than "
-        "four per slot cause a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",
+        "four per slot cause a warning", fixed="[by a procedure](dispatch.md#change-the-number-of-key-groups)",
         section="Keys")
     dispatch: _Word = Setting(
         "key_group", one_of(*DISPATCHES),
