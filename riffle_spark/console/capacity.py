@@ -3,10 +3,16 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from riffle_spark.console.options import check_root, conf_file_option, echo, json_option, read_settings
+from riffle_spark.console.tables import show_facts
+from riffle_spark.observe.units import show_bytes, show_count
+
+if TYPE_CHECKING:
+    from riffle_spark.simulate.capacity import Capacity
 
 
 @click.command("capacity")
@@ -68,7 +74,24 @@ def capacity_command(
             figures["row_bytes"] = sizes.state_bytes / sizes.rows
         key_groups = sizes.key_groups
     need = Need(**{name: value for name, value in figures.items() if value is not None})  # type: ignore[arg-type]
-    result = asdict(compute_capacity(need))
-    echo(json.dumps(result) if as_json else "\n".join(f"{name:<26}{value}" for name, value in result.items()))
+    capacity = compute_capacity(need)
+    result = asdict(capacity)
+    if as_json:
+        echo(json.dumps(result))
+    else:
+        show_facts(_as_text(capacity))
     if warning := few_key_groups_warning(key_groups, result["total_workers"]):
         echo(f"warning: {warning}", err=True)
+
+
+def _as_text(capacity: "Capacity") -> list[tuple[str, str]]:
+    """Return a capacity as facts with units."""
+    return [
+        ("Workers (slots)", show_count(capacity.total_workers)),
+        ("State per worker", show_bytes(round(capacity.state_per_worker))),
+        ("Memory per worker", show_bytes(round(capacity.memory_per_worker))),
+        ("Hosts", f"{show_count(capacity.num_boxes)}, limited by {capacity.bound_by}"),
+        ("Workers per host", f"at most {show_count(capacity.workers_per_box)}"),
+        ("Local disk, all hosts", show_bytes(round(capacity.disk_bytes))),
+        ("Written to local disks", f"{show_bytes(round(capacity.written_bytes_per_second))} per second"),
+    ]

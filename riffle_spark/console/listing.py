@@ -68,14 +68,14 @@ def ls_command(prefix: str, depth: int, settings: Settings, as_json: bool) -> No
     elif rows_as_json:
         show_table(table)
     else:
-        echo(f"No query has its root below {prefix}, down to {depth} folders.")
+        echo(f"No root of a query was found below {prefix}, within {depth} levels of folders.")
     for query in () if as_json else filter(lambda query: "error" in query, rows_as_json):
         echo(f"{query['root']}: {query['error']}", err=True)
     if not search.is_complete:
         # Cause: The prefix has many folders, for example those of a table with partitions.
         echo(
-            f"[RIFFLE-1491] There are more than {FOLDERS_MAX} folders below {prefix}. The others were not looked "
-            "into.\n  What to do: Name a longer prefix, or reduce --depth.",
+            f"[RIFFLE-1491] There are more than {FOLDERS_MAX} folders below {prefix}. The others were not "
+            "searched.\n  What to do: Name a longer prefix, or reduce --depth.",
             err=True,
         )
     click.get_current_context().exit(0 if is_whole else 1)
