@@ -18,7 +18,7 @@ from riffle_spark.protocol.shards import Partition
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Block, Link, MergedDelta, Replacement, Snapshot, link_in_block
 
-__all__ = ["CORES", "CpuMeter", "MadeUpExecutors", "MadeUpWork"]
+__all__ = ["CORES", "CpuMeter", "SimulatedExecutors", "SimulatedWork"]
 
 CORES = 4
 """Cores of an executor, and so its slots."""
@@ -60,7 +60,7 @@ class MessageBytes:
     received: int = 0
 
 
-class MadeUpExecutors:
+class SimulatedExecutors:
     """A number of executors of ``CORES`` cores each. Implements ``protocol.ports.Cluster``.
 
     Executor ``n`` has the folder of the member with the same number. Upkeep does at once all that is ordered.
@@ -176,10 +176,10 @@ class MadeUpExecutors:
             yield due, link_in_block(due.entry.head, due.key_group, self._attempts, count, block, merged)
 
 
-class MadeUpWork:
+class SimulatedWork:
     """A batch on made-up executors, whose sink does nothing. Implements ``protocol.ports.Work``."""
 
-    def __init__(self, executors: MadeUpExecutors) -> None:
+    def __init__(self, executors: SimulatedExecutors) -> None:
         self._executors = executors
         self._rows: dict[str, int | None] = {}
 

@@ -136,22 +136,22 @@ def test_numpy_integers_in_an_assignment_become_python_integers() -> None:
     assert {type(members) for members in done.standbys.values()} == {tuple}
 
 
-class Counting:
+class CountingAssignor:
     """An assignor that counts its instances and calls."""
 
     made = 0
     calls = 0
 
     def __init__(self) -> None:
-        Counting.made += 1
+        CountingAssignor.made += 1
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the hash assignment and count the call."""
-        Counting.calls += 1
+        CountingAssignor.calls += 1
         return assign(before, replace(settings, assignor="hash"))
 
 
-class Unmade:
+class FailingConstructor:
     """An assignor class whose constructor fails."""
 
     def __init__(self) -> None:

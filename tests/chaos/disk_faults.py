@@ -75,7 +75,7 @@ class DamagedFiles(Fault):
         return any(done)
 
 
-class ClockApart(Fault):
+class ClockSkew(Fault):
     """Set the clock of one host's executors, of Java and Python, up to ten minutes apart, and reset it later."""
 
     _clock: Path | None = None
@@ -194,7 +194,7 @@ DISK_FAULTS: Mapping[str, Kind] = {
     "disk read-only": Kind(ReadOnlyFolder, (8.0, 15.0)),
     "damaged files": Kind(DamagedFiles),
 }
-CLOCK_FAULTS: Mapping[str, Kind] = {"clocks apart": Kind(ClockApart, (5.0, 15.0))}
+CLOCK_FAULTS: Mapping[str, Kind] = {"clocks apart": Kind(ClockSkew, (5.0, 15.0))}
 OPERATOR_FAULTS: Mapping[str, Kind] = {
     "rebalance": Kind(Rebalance),
     "drain": Kind(Drain, (8.0, 15.0)),

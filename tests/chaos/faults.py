@@ -120,7 +120,7 @@ class Signalled(Fault):
             send(self._pid, signal.SIGCONT)
 
 
-class AnExecutor(Signalled):
+class ExecutorKill(Signalled):
     """A random executor."""
 
     def victim(self) -> int | None:
@@ -128,7 +128,7 @@ class AnExecutor(Signalled):
         return self.chance.choice(executors) if executors else None
 
 
-class AWorkerInASlot(Signalled):
+class SlotWorkerKill(Signalled):
     """The busiest Python worker that does no upkeep."""
 
     def victim(self) -> int | None:
@@ -139,7 +139,7 @@ class AWorkerInASlot(Signalled):
         return holders(self.system.folder.glob("local/*/*/upkeep"))
 
 
-class AWorkerInUpkeep(AWorkerInASlot):
+class UpkeepWorkerKill(SlotWorkerKill):
     """A Python worker that does upkeep, recognised by the lock that it holds."""
 
     def victim(self) -> int | None:
@@ -148,7 +148,7 @@ class AWorkerInUpkeep(AWorkerInASlot):
         return next((pid for pid in upkeep_pids if pid in worker_pids), None)
 
 
-class TheDriver(Fault):
+class DriverKill(Fault):
     """Send SIGKILL to the driver: to its Java process, its Python process or both."""
 
     def inject(self) -> bool:
@@ -163,7 +163,7 @@ class TheDriver(Fault):
         return True
 
 
-class AWorkerDaemon(Fault):
+class WorkerDaemonKill(Fault):
     """Send SIGKILL to a worker of the cluster and its executors. The worker returns later with its folders."""
 
     _index: int | None = None
@@ -179,7 +179,7 @@ class AWorkerDaemon(Fault):
             self.system.cluster.return_worker(self._index)
 
 
-class TheBroker(Fault):
+class BrokerRestart(Fault):
     """Stop the broker, and start it later on the same folder."""
 
     def inject(self) -> bool:
@@ -204,16 +204,16 @@ STORE_FAULTS: Mapping[str, Kind] = {
     "store: refused connections": Kind(StoreRefuses, (30.0, 30.0)),
 }
 PROCESS_FAULTS: Mapping[str, Kind] = {
-    "SIGKILL executor": Kind(AnExecutor),
-    "SIGKILL worker": Kind(AWorkerDaemon, (1.0, 6.0)),
-    "SIGKILL driver": Kind(TheDriver),
-    "SIGKILL Python in a slot": Kind(AWorkerInASlot),
-    "SIGKILL Python in upkeep": Kind(AWorkerInUpkeep),
-    "SIGSTOP executor, short": Kind(_stopped(AnExecutor), SHORT),
-    "SIGSTOP executor, long": Kind(_stopped(AnExecutor), LONG),
-    "SIGSTOP Python in a slot, short": Kind(_stopped(AWorkerInASlot), SHORT),
-    "SIGSTOP Python in a slot, long": Kind(_stopped(AWorkerInASlot), LONG),
-    "SIGSTOP Python in upkeep, short": Kind(_stopped(AWorkerInUpkeep), SHORT),
-    "SIGSTOP Python in upkeep, long": Kind(_stopped(AWorkerInUpkeep), LONG),
-    "broker restart": Kind(TheBroker, (2.0, 6.0)),
+    "SIGKILL executor": Kind(ExecutorKill),
+    "SIGKILL worker": Kind(WorkerDaemonKill, (1.0, 6.0)),
+    "SIGKILL driver": Kind(DriverKill),
+    "SIGKILL Python in a slot": Kind(SlotWorkerKill),
+    "SIGKILL Python in upkeep": Kind(UpkeepWorkerKill),
+    "SIGSTOP executor, short": Kind(_stopped(ExecutorKill), SHORT),
+    "SIGSTOP executor, long": Kind(_stopped(ExecutorKill), LONG),
+    "SIGSTOP Python in a slot, short": Kind(_stopped(SlotWorkerKill), SHORT),
+    "SIGSTOP Python in a slot, long": Kind(_stopped(SlotWorkerKill), LONG),
+    "SIGSTOP Python in upkeep, short": Kind(_stopped(UpkeepWorkerKill), SHORT),
+    "SIGSTOP Python in upkeep, long": Kind(_stopped(UpkeepWorkerKill), LONG),
+    "broker restart": Kind(BrokerRestart, (2.0, 6.0)),
 }

@@ -56,7 +56,7 @@ def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
         yield first
 
 
-class Keyed:
+class KeyedQuery:
     """A query on the topic. Each batch has ten keys per key-group, and ``sent`` is the number of batches."""
 
     def __init__(self, spark: SparkSession, folder: Path, broker: KafkaBroker) -> None:
@@ -116,7 +116,7 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
     exchanged within 25 batches, and then no owner moves any more.
     """
     run_workers(spark, cluster, 2)
-    keyed = Keyed(spark, tmp_path, brokers)
+    keyed = KeyedQuery(spark, tmp_path, brokers)
     try:
         keyed.send()
         while len({*keyed.racks().values()}) < len(RACKS):

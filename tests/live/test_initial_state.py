@@ -38,7 +38,7 @@ class MultiplyingVisits(Visits):
         self.totals.update((10 * visits + initialState.visits, total))
 
 
-class Keyed(Visits):
+class KeyedVisits(Visits):
     """A processor that counts the rows of keys that are timestamps."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
@@ -141,7 +141,7 @@ def test_initial_state_is_loaded_again_only_after_a_crash_before_commit(lose_cop
 def test_rows_of_initial_state_are_never_late() -> None:
     """Rows of initial state are never late and do not move the watermark, even if the key is the event-time column."""
     operator = transform_with_state(
-        Keyed(), key="at", output="at timestamp, visits long", time_mode="EventTime", watermark=("at", "1 second")
+        KeyedVisits(), key="at", output="at timestamp, visits long", time_mode="EventTime", watermark=("at", "1 second")
     )
     with Harness(operator, INPUT) as query:
         for second in (60, 70):

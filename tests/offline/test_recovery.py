@@ -432,7 +432,7 @@ def test_a_rollback_to_adopted_state_needs_a_checkpoint_with_the_batch(world: Wo
     assert world.state("totals") == {"a": (4, 23)}
 
 
-class CutOff:
+class InterruptedFiles:
     """A local file system that raises KeyboardInterrupt at one of its deletes."""
 
     def __init__(self, deletes: int) -> None:
@@ -457,7 +457,7 @@ def test_an_interrupted_rollback_leaves_no_orphaned_checksum_file(
     fill(world, 5)
     for batch in range(5):
         (checkpoint / "commits" / f".{batch}.crc").write_text("x")
-    files_of, files = Checkpoint._files, CutOff(deletes)
+    files_of, files = Checkpoint._files, InterruptedFiles(deletes)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "_files", lambda spark: (files, files_of(spark)[1]))
         with pytest.raises(KeyboardInterrupt):

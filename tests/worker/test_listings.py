@@ -14,7 +14,7 @@ from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.testing import home_of
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import folder_of
-from tests.kit.worker.upkeep_member import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
 FEW, MANY = 5, 2_000
 
@@ -60,7 +60,7 @@ def test_a_census_lists_folders_as_often_for_many_copies_as_for_few(tmp_path: Pa
     assert counts[0] == counts[1] <= 16
 
 
-def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
+def pieces(upkept: UpkeepMember, count: int, listings: Listings) -> list[int]:
     """Run each kind of upkeep for ``count`` key-groups. Return the number of listings of each run."""
     place = upkept.place
     for version in range(2):
@@ -93,6 +93,6 @@ def test_upkeep_lists_folders_as_often_for_many_copies_as_for_few(tmp_path: Path
     """Upkeep that creates copies (64 at a time), follows the log, takes snapshots or drops copies lists folders as
     often for many copies as for a few.
     """
-    few, many = (pieces(Upkept(tmp_path / str(count)), count, listings) for count in (FEW, MANY // 4))
+    few, many = (pieces(UpkeepMember(tmp_path / str(count)), count, listings) for count in (FEW, MANY // 4))
     assert few == many
     assert max(many) <= 16

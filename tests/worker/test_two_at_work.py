@@ -14,7 +14,7 @@ from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.restore.copy_progress import read_head
 from tests.kit.state.members import Place
-from tests.kit.worker.upkeep_member import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
 
 def before_the_last_get(place: Place, count: int, work: Callable[[], object]) -> None:
@@ -41,7 +41,7 @@ def merge(stacks: Stacks, before: Stack | None) -> None:
 
 def test_a_slot_keeps_the_deltas_that_upkeep_fetched(tmp_path: Path) -> None:
     """A slot keeps the deltas that upkeep fetched, before they are in a stack."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     upkept.place.seal(0, {1: {"a": 0}, 2: {f"k{n}": n for n in range(500)}})
     upkept.run()
     for version in range(1, 5):
@@ -154,7 +154,7 @@ def test_a_restore_overtaken_by_another_process_leaves_no_file(tmp_path: Path) -
 
 def test_upkeep_overtaken_by_a_slot_counts_no_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a slot completes a copy first, upkeep deletes its own one and counts no restore."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {1: {"a": version}})
         upkept.place.snapshot(1)

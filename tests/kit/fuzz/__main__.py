@@ -46,7 +46,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 Seeds = Mapping[str, Sequence[bytes]]
-Feed = Callable[["Judge", Seeds], None]
+Feed = Callable[["InputRunner", Seeds], None]
 """A function that gives a judge its inputs. It runs in the child process."""
 
 
@@ -64,7 +64,7 @@ class Outcome:
 
 
 @dataclass
-class Judge:
+class InputRunner:
     """Feeds inputs to a decoder, writes the number of the current input to the board, and reports findings."""
 
     decoder: Decoder
@@ -108,7 +108,7 @@ class Judge:
         os._exit(0)
 
 
-def unguided(judge: Judge, seeds: Seeds) -> None:
+def unguided(judge: InputRunner, seeds: Seeds) -> None:
     """Feed the real encodings first, and then mutations of them. The number of an input determines its bytes."""
     own_seeds = seeds[judge.decoder.name]
     other_seeds = others_in(seeds)
@@ -227,13 +227,13 @@ def fuzzed(decoder: Decoder, seeds: Seeds, count: int, seed: int, feed: Feed = u
     with mmap.mmap(-1, _HEADER.size + _INPUT_MOST) as board:
         while first < count and len(outcome.findings) < _FINDINGS_MOST:
             with tempfile.TemporaryFile("w+") as report:
-                judge = Judge(decoder, range(first, count), seed, board, report)
+                judge = InputRunner(decoder, range(first, count), seed, board, report)
                 first = _child_ran(judge, seeds, feed, outcome)
     outcome.inputs = first
     return outcome
 
 
-def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
+def _child_ran(judge: InputRunner, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
     """Run a child until it ends or hangs. Return the number of the next input."""
     board = judge.board
     _HEADER.pack_into(board, 0, judge.numbers.start, 0)
@@ -306,7 +306,7 @@ def _processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
+def _work(judge: InputRunner, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
     """Feed the inputs as the child process, with limited memory. It never returns."""
     try:
         pa.set_memory_pool(pa.system_memory_pool())

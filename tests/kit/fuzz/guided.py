@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["riffle_spark"]), contextlib.redirect_s
     from tests.kit.fuzz.mutations import varied
 
 if TYPE_CHECKING:
-    from tests.kit.fuzz.__main__ import Feed, Judge, Seeds
+    from tests.kit.fuzz.__main__ import Feed, InputRunner, Seeds
 
 _SMALLEST_LIMIT = 4096
 _OWN_SIGNALS = ("abrt", "bus", "fpe", "ill", "int", "segv", "term", "usr1", "usr2", "xfsz")
@@ -48,7 +48,7 @@ def led(folder: Path) -> Feed:
     It stores inputs with new coverage in ``folder``, and the next child starts with these.
     """
 
-    def feed(judge: Judge, seeds: Seeds) -> None:
+    def feed(judge: InputRunner, seeds: Seeds) -> None:
         own_seeds = seeds[judge.decoder.name]
         inputs_folder = folder / judge.decoder.name.replace(" ", "-")
         inputs_folder.mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ def led(folder: Path) -> Feed:
     return feed
 
 
-def _mutator(judge: Judge, seeds: Seeds) -> Callable[[bytes, int, int], bytes]:
+def _mutator(judge: InputRunner, seeds: Seeds) -> Callable[[bytes, int, int], bytes]:
     own_seeds = seeds[judge.decoder.name]
     other_seeds = others_in(seeds)
     sealed = judge.decoder.sealed

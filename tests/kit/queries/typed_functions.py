@@ -12,7 +12,7 @@ import pandas as pd
 
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["ANSWER", "STATE", "STATE_CELLS", "GivesBack", "gives_back", "keeps_types"]
+__all__ = ["ANSWER", "STATE", "STATE_CELLS", "IdentityProcessor", "gives_back", "keeps_types"]
 
 VALUES: dict[str, tuple[str, list[Any]]] = {
     "s_boolean": ("boolean", [True, False]),
@@ -71,7 +71,7 @@ def gives_back(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any)
     yield from frames
 
 
-class GivesBack(StatefulProcessor):
+class IdentityProcessor(StatefulProcessor):
     """Returns the rows unchanged, in both forms of processors."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:

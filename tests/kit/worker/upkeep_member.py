@@ -18,7 +18,7 @@ from tests.kit.state.members import SCHEMA, Place
 STORE = SCHEMA.store
 
 
-class Upkept:
+class UpkeepMember:
     """Runs upkeep on the state that ``place`` commits. By default executor "1" does a piece."""
 
     def __init__(self, folder: Path) -> None:

@@ -63,7 +63,7 @@ WILLS = st.builds(
 )  # fmt: skip
 
 
-class BehindClock(ManualClock):
+class LateClock(ManualClock):
     """A clock that is three hours behind that of another driver."""
 
     def wall_ms(self) -> int:
@@ -297,7 +297,7 @@ def test_a_driver_whose_clock_is_behind_waits_for_the_delay_only(tmp_path: Path)
     world = running(tmp_path, scheduled_rebalance_max_delay=DELAY)
     world.cluster.lose("1")
     world.feed()
-    world.clock = BehindClock()
+    world.clock = LateClock()
     world.start()
     world.feed()
     assert len(world.ownership.membership.lost) == 1

@@ -33,14 +33,14 @@ RACKS = {0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",)}
 """Four partitions with one replica each."""
 
 
-class Counting:
+class CountingAssignor:
     """The default assignor with a count of its calls."""
 
     calls = 0
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the default assignment and count the call."""
-        Counting.calls += 1
+        CountingAssignor.calls += 1
         return assign(before, replace(settings, assignor="high_availability"))
 
 
@@ -51,7 +51,11 @@ class RackedWorld(Elastic):
 
     def __init__(self, local_dir: Path, partition_of: Callable[[int], int], **settings: Any) -> None:
         self.partition_of = partition_of
-        settings = {"rack_aware_assignment_strategy": "min_cost", "assignor": f"{__name__}.Counting", **settings}
+        settings = {
+            "rack_aware_assignment_strategy": "min_cost",
+            "assignor": f"{__name__}.CountingAssignor",
+            **settings,
+        }
         by_partition = operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS_WITH_PARTITION)
         super().__init__(
             local_dir, executors=("1", "2", "3", "4"), operators=[replace(by_partition, read_by="partition")],
@@ -65,7 +69,7 @@ class RackedWorld(Elastic):
         self.ownership.placement.weights.set_partition_racks(
             {("events", partition): held for partition, held in RACKS.items()}
         )
-        Counting.calls = 0
+        CountingAssignor.calls = 0
 
     def batch(
         self,
@@ -103,9 +107,9 @@ def test_owners_move_to_the_racks_of_their_rows(tmp_path: Path) -> None:
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
     present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
-    calls = Counting.calls
+    calls = CountingAssignor.calls
     assert [world.feed().moves for _ in range(12)] == [()] * 12
-    assert Counting.calls == calls
+    assert CountingAssignor.calls == calls
     world.check_state()
 
 
@@ -118,10 +122,10 @@ def test_no_further_assignment_runs_if_racks_gain_nothing(tmp_path: Path, rows: 
     chance = random.Random(1)
     world = RackedWorld(tmp_path, (lambda _: chance.randrange(4)) if rows == "all partitions" else lambda _: 0)
     world.feed()
-    began = Counting.calls
+    began = CountingAssignor.calls
     reports = [world.feed() for _ in range(12)]
     assert [report.moves for report in reports] == [()] * 12
-    assert Counting.calls - began == (0 if rows == "all partitions" else 1)
+    assert CountingAssignor.calls - began == (0 if rows == "all partitions" else 1)
 
 
 def test_partition_dispatch_uses_racks_from_the_first_batch(tmp_path: Path) -> None:
@@ -155,15 +159,15 @@ def test_a_hot_key_causes_one_warning_and_no_repeated_assignments(tmp_path: Path
     hot_key_warnings = warnings(reports, "RIFFLE-0761")
     assert len(hot_key_warnings) == 1
     assert "Key-group 3 " in hot_key_warnings[0]
-    calls = Counting.calls
+    calls = CountingAssignor.calls
     assert calls < 15
     reports = [world.feed(keys=keys) for _ in range(25)]
-    assert Counting.calls == calls
+    assert CountingAssignor.calls == calls
     assert not warnings(reports, "RIFFLE-0761")
     cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
     for _ in range(10):
         world.feed(keys=cool)
-    assert Counting.calls > calls, "another load starts an assignment"
+    assert CountingAssignor.calls > calls, "another load starts an assignment"
     world.check_state()
 
 

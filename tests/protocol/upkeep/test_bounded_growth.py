@@ -149,7 +149,7 @@ def test_no_snapshot_counts_as_lost_while_upkeep_runs(tmp_path: Path) -> None:
     snapshot = Snapshot(paths.snapshot_id(3, f"1-{7:032x}"), Head(3, "1-a"), 1, 0, 1)
     receipt = UpkeepReceipt("1", snapshots=(("totals", 2, snapshot),))
 
-    class Asking(SimCluster):
+    class ListingCluster(SimCluster):
         """A cluster that looks at the listable names while its call runs."""
 
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
@@ -157,7 +157,7 @@ def test_no_snapshot_counts_as_lost_while_upkeep_runs(tmp_path: Path) -> None:
             seen.append((taken_snapshots.listable_names(), sorted(orders)))
             return [receipt]
 
-    taken_snapshots = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
+    taken_snapshots = TakenSnapshots(ListingCluster(world.home, world.store), InlineBackground().lock())
     order = UpkeepOrder(world.home, "", 1, 0, {})
     assert taken_snapshots.listable_names() == frozenset()
     taken_snapshots.upkeep({"1": order})

@@ -198,7 +198,7 @@ def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
     assert set(put) <= listed
 
 
-class Rested(InlineBackground):
+class PauseRecorder(InlineBackground):
     """A background that records the pauses."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ def test_upkeep_during_a_batch_pauses_longer_than_it_works(in_batch: bool, follo
     Between batches it does not pause.
     """
     clock = ManualClock()
-    background = Rested()
+    background = PauseRecorder()
 
     class Slow(SimCluster):
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:

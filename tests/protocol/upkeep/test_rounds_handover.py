@@ -19,7 +19,7 @@ from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, home
 from riffle_spark.testing.simulation import InlineLock
 
 
-class Dropping(SimCluster):
+class DropRecorder(SimCluster):
     """A cluster that reports each drop as done and records it."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Handover:
     """Rounds with one submitted plan."""
 
     def __init__(self) -> None:
-        self.cluster, self.background = Dropping(), InlineBackground(deferred=True)
+        self.cluster, self.background = DropRecorder(), InlineBackground(deferred=True)
         self.rounds = Rounds(self.cluster, self.background, ManualClock())
         self.plan(1)
 

@@ -52,7 +52,7 @@ def operator(kind: str, folder: Path, **arguments: object) -> Stateful:
     return Stateful("totals", "user", aggregate(visits=count(), total=sum_("amount")), settings=settings)
 
 
-class Trying:
+class IdiomSink:
     """A sink that uses its frame in each idiom and keeps the results."""
 
     def __init__(self, idioms: list[str]) -> None:
@@ -83,7 +83,7 @@ def test_operations_on_a_sinks_frame_work_as_on_an_ordinary_frame(
 ) -> None:
     """Unions, joins, views, writes and cleared caches return the rows of an ordinary frame, and the slots run once."""
     kind, planning = way.split(", ")
-    trying = Trying(idioms)
+    trying = IdiomSink(idioms)
     job = operator(kind, tmp_path, deliver_after_commit=kind == "sealed").into(trying)
     spark.conf.set(ADAPTIVE, str(planning == "adaptive").lower())
     job(batch(spark), 0)

@@ -54,7 +54,7 @@ def stored_below(rdd: Any) -> Any:
     return rdd
 
 
-class Murderous:
+class KillingSink:
     """A sink that runs some idioms per batch. If ``armed``, its first attempt at a batch kills all executors and then
     runs the idioms, which fail.
     """
@@ -95,7 +95,7 @@ def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: st
 
     Spark's execution id is set as in a query, so that the RDDs of kept plans are stored themselves.
     """
-    sinks = {store: Murderous(idioms, armed=store == killing) for store in ("totals", "visits")}
+    sinks = {store: KillingSink(idioms, armed=store == killing) for store in ("totals", "visits")}
     settings = settings_in(folder, expected_executors=2)
     inventory.await_executors(spark, settings, expected=2)
     job = together(

@@ -50,7 +50,7 @@ def test_a_nested_grouping_key_is_refused(kind: pa.DataType) -> None:
         Harness(operator, pa.schema([("k", kind)]))
 
 
-class Tells(StatefulProcessor):
+class CallRecorder(StatefulProcessor):
     """A processor that outputs the key, the number of rows and the watermark of each call, or NULL."""
 
     def __init__(self, *, null: bool = False) -> None:
@@ -92,9 +92,9 @@ def test_keys_have_one_zero_and_one_nan_and_empty_frames_are_ignored() -> None:
 def test_keys_have_python_types_and_null_passes_in_output(make: Callable[..., Any]) -> None:
     """Keys have Python's own types, and NULL passes in an output column that is declared NOT NULL."""
     rows = pa.schema([("k", pa.float64()), ("n", pa.int32())])
-    with Harness(make(Tells(), key=["k", "n"], output="told string not null"), rows) as query:
+    with Harness(make(CallRecorder(), key=["k", "n"], output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": "(1.0, 2) 1 -1"}]
-    with Harness(make(Tells(null=True), key="k", output="told string not null"), rows) as query:
+    with Harness(make(CallRecorder(null=True), key="k", output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": None}]
 
 

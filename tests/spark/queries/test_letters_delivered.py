@@ -50,7 +50,7 @@ def summed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     yield pd.DataFrame({"user": [key[0]], "total": [total]})
 
 
-class Summed(StatefulProcessor):
+class SumProcessor(StatefulProcessor):
     """The same sum as a processor."""
 
     def init(self, handle: Any) -> None:
@@ -75,7 +75,7 @@ def of_groups(events: DataFrame) -> DataFrame:
 
 def in_the_middle(events: DataFrame) -> DataFrame:
     """Return the distinct sums of a processor, so that a second operator follows."""
-    sums = events.groupBy(F.col("user")).transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
+    sums = events.groupBy(F.col("user")).transformWithStateInPandas(SumProcessor(), OUTPUT, "append", "None")
     return sums.dropDuplicates(["user", "total"])
 
 
@@ -163,7 +163,7 @@ def test_dead_letters_of_an_inner_stage_go_to_a_function(spark: SparkSession, fe
 def in_a_chain(events: DataFrame) -> DataFrame:
     """Apply one user's function to the results of another."""
     once = in_the_middle(events).selectExpr("user", "CAST(total AS STRING) AS n")
-    return once.groupBy("user").transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
+    return once.groupBy("user").transformWithStateInPandas(SumProcessor(), OUTPUT, "append", "None")
 
 
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {

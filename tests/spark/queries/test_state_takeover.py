@@ -35,7 +35,7 @@ BATCHES: list[list[tuple[str, int | None]]] = [
 TOTALS = {"visits": "count(*)", "total": "sum(n)", "mean": "avg(n)", "most": "max(n)"}
 
 
-class Counting:
+class TotalsFeed:
     """A feed whose totals are first computed by a ``Stateful`` job and then by a query."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_query_takes_over_the_state_of_a_job(spark: SparkSession, tmp_path: Pa
 
     Afterwards the job is refused, and the query continues without the option.
     """
-    counting, over = Counting(spark, tmp_path), {"riffle.take_over": "visits, total, mean_sum, mean_count, most"}
+    counting, over = TotalsFeed(spark, tmp_path), {"riffle.take_over": "visits, total, mean_sum, mean_count, most"}
     counting.add(0)
     counting.add(1)
     counting.run_job()

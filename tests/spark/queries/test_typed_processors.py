@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.queries.played_query import QUICK, ROCKSDB
 from tests.kit.queries.type_columns import READABLE
-from tests.kit.queries.typed_functions import VALUES, GivesBack
+from tests.kit.queries.typed_functions import VALUES, IdentityProcessor
 from tests.kit.queries.typed_play import check_cells, play, typed
 from tests.kit.queries.typed_processors import KeepsTypes
 
@@ -33,7 +33,7 @@ def _quick(spark: SparkSession) -> None:
 
 def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataFrame:
     """Return, as text, the output of a processor that returns its rows."""
-    frame = sparks_own(rows.groupBy("k"), form)(GivesBack(), rows.schema, "append", "None")
+    frame = sparks_own(rows.groupBy("k"), form)(IdentityProcessor(), rows.schema, "append", "None")
     return frame.selectExpr("k", "n", *names)
 
 

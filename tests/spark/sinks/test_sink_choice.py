@@ -237,7 +237,7 @@ def test_the_console_is_written_as_spark_writes_it(
     assert "only showing top 2 rows" in output
 
 
-class Opened:
+class RowWriter:
     """An object for ``foreach`` that writes a file for each row."""
 
     def __init__(self, folder: Path) -> None:
@@ -258,7 +258,7 @@ def test_foreach_takes_each_row(spark: SparkSession, tmp_path: Path) -> None:
     """``foreach`` passes each row to an object, which gets partition and batch, or to a function."""
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
     try:
-        deliver(spark, sink_of(rows(spark, 0).coalesce(1), writer_settings(foreach=Opened(tmp_path))), 5)
+        deliver(spark, sink_of(rows(spark, 0).coalesce(1), writer_settings(foreach=RowWriter(tmp_path))), 5)
         folder = str(tmp_path)
         deliver(
             spark,

@@ -78,7 +78,7 @@ def test_a_rollback_never_skips_a_record_corrupted_in_transit() -> None:
     record.
     """
 
-    class Flipping(MemoryStore):
+    class BitFlippingStore(MemoryStore):
         """A memory store that flips a bit in the nth answer."""
 
         def __init__(self, nth: int) -> None:
@@ -92,7 +92,7 @@ def test_a_rollback_never_skips_a_record_corrupted_in_transit() -> None:
 
     refused = []
     for nth in range(1, 7):
-        store = Flipping(-1)
+        store = BitFlippingStore(-1)
         log = grown(store, 3)
         again, store.left = Log(store, ROOT), nth
         try:
@@ -120,7 +120,7 @@ def test_the_error_names_a_lost_full_record() -> None:
 def test_a_reader_overtaken_by_the_log_gets_no_error_about_damage(gone: int, *, broken: bool) -> None:
     """A reader that is overtaken by new records and a sweep gets an UnavailableError, not an error about damage."""
 
-    class Slow(MemoryStore):
+    class OvertakenStore(MemoryStore):
         """A memory store in which the query appends and sweeps records once the newest record was read, which a
         rollback reads twice.
         """
@@ -133,7 +133,7 @@ def test_a_reader_overtaken_by_the_log_gets_no_error_about_damage(gone: int, *, 
                 self.delete([paths.record_name(s) for s in range(gone)])
             return data
 
-    store = Slow()
+    store = OvertakenStore()
     grown(store, 20)
     with pytest.raises(UnavailableError, match="RIFFLE-0402"):
         Log(store, ROOT).open(broken=broken)
