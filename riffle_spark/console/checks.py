@@ -55,8 +55,7 @@ def verify_command(
             f"{result.records} records, {result.objects} objects, {result.checked_bytes} bytes of parts checked"
         )
         newest = "none" if result.version is None else result.version
-        verdict = "undamaged" if result.is_whole else "DAMAGED" if result.is_damaged else "NOT FULLY CHECKED"
-        echo(f"{checked_amounts}; newest batch: {newest}; {verdict}")
+        echo(f"{checked_amounts}; newest batch: {newest}; {'whole' if result.is_whole else 'NOT whole'}")
         if result.way_back:
             echo(f"newest undamaged batch: {result.way_back}")
     click.get_current_context().exit(0 if result.is_whole else 1 if result.is_damaged else UNREACHABLE)
