@@ -639,8 +639,8 @@ class Schedule(World):
         links = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]
         last = [{operator.store for operator in job.operators_of(version)} for version in (self.last - 1, self.last)]
-        taken = driver._upkeep._taken_snapshots  # private: the snapshots not yet listed
-        taken_snapshots = {(address, snapshot.head) for address, snapshot in taken}
+        unlisted_snapshots = driver._upkeep._taken_snapshots  # private: the snapshots not yet listed
+        taken_snapshots = {(address, snapshot.head) for address, snapshot in unlisted_snapshots}
         for address, entry in driver._log.manifest.entries.items():  # private: the current manifest
             held_up = self.settings.upkeep_bandwidth <= 1 or address[0] not in last[0] & last[1]
             held_up = held_up or (address, entry.head) in taken_snapshots

@@ -96,18 +96,26 @@ def test_first_format_copies_for_another_declaration_are_not_reused(old: OldRoot
             return StackKeeper(claim_folder(folder, "reader", ()), schema, Reader(old.objects), tail.epoch + 9)
 
         tables = keeper(tmp_path / store, full).read_tables(entries)
-        for number, gone in enumerate(full.variables):
+        for number, removed_variable in enumerate(full.variables):
             folder = tmp_path / f"{store}{number}"
-            left = replace(full, variables=tuple(variable for variable in full.variables if variable is not gone))
+            left = replace(
+                full, variables=tuple(variable for variable in full.variables if variable is not removed_variable)
+            )
             without = make_recorded_text(text, left, tail.epoch + 1)
             assert keeper(folder, schema_of_text(store, without)).advance(entries)[1].restores == len(entries)
             assert keeper(folder, full).read_tables(entries) == tables
-            other = replace(gone, value=pa.schema([(name, pa.list_(pa.int8())) for name in gone.value.names]))
+            other = replace(
+                removed_variable,
+                value=pa.schema([(name, pa.list_(pa.int8())) for name in removed_variable.value.names]),
+            )
             changed = replace(left, variables=(*left.variables, other))
             after = schema_of_text(store, make_recorded_text(without, changed, tail.epoch + 2))
             for place in (folder, tmp_path / f"{store}{number} anew"):
                 tables_after = keeper(place, after).read_tables(entries).values()
-                assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in tables_after]).to_pylist()
+                assert (
+                    removed_variable.name
+                    not in pa.chunked_array([table.column(VARIABLE) for table in tables_after]).to_pylist()
+                )
     assert unpacked
 
 

@@ -52,7 +52,7 @@ class PausedDriver:
         (folder / "checkpoint" / "metadata").write_text(json.dumps({"id": "query"}))
         return str(folder / "checkpoint")
 
-    def again(self) -> None:
+    def restore_root(self) -> None:
         """Restore the root."""
         self.world.memory.delete(self.world.memory.list(""))
         for name, data in self.kept.items():
@@ -99,12 +99,12 @@ DELETED = (0, "record:1")
 @pytest.mark.sample(str(BATCHES - 2), "0")
 def test_a_rollback_during_deletes_has_all_its_objects_or_is_refused(tmp_path: Path, target: int | str) -> None:
     """A rollback at any request of pending deletes and scans succeeds with all its objects, or is refused."""
-    beside = PausedDriver(tmp_path)
+    paused_driver = PausedDriver(tmp_path)
     accepted, request, calls = 0, 1, 1
     while request <= calls:
-        beside.again()
-        succeeded, calls = beside.run_with_rollback(target, request)
-        assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {request} of {calls}"
+        paused_driver.restore_root()
+        succeeded, calls = paused_driver.run_with_rollback(target, request)
+        assert lost(paused_driver.world.home.root) == [], f"{target}, rolled back at request {request} of {calls}"
         accepted += succeeded
         request += 1
     if target in RETAINED:
@@ -142,19 +142,19 @@ def test_a_scan_keeps_all_objects_that_its_record_promises(tmp_path: Path, promi
 
 def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
     """A scan of a fenced driver deletes neither records nor objects."""
-    beside = PausedDriver(tmp_path)
-    tail = newest(beside.world)
-    rollback(beside.world.home.root, BATCHES - 1, beside.checkpoint, execute=True)
+    paused_driver = PausedDriver(tmp_path)
+    tail = newest(paused_driver.world)
+    rollback(paused_driver.world.home.root, BATCHES - 1, paused_driver.checkpoint, execute=True)
     with pytest.raises(FencedError):
-        run_to_end(scan(beside.world.memory, tail, 2, 0))
-    assert set(beside.kept) < set(beside.world.memory.list(""))
+        run_to_end(scan(paused_driver.world.memory, tail, 2, 0))
+    assert set(paused_driver.kept) < set(paused_driver.world.memory.list(""))
 
 
 def test_the_next_driver_continues_from_the_target_of_a_rollback(tmp_path: Path) -> None:
     """After a rollback during deletes, the next driver continues from the target and keeps promised objects."""
-    beside = PausedDriver(tmp_path)
-    world, before = beside.world, newest(beside.world).promised
-    succeeded, _ = beside.run_with_rollback(BATCHES - 2, 3)
+    paused_driver = PausedDriver(tmp_path)
+    world, before = paused_driver.world, newest(paused_driver.world).promised
+    succeeded, _ = paused_driver.run_with_rollback(BATCHES - 2, 3)
     assert succeeded
     assert newest(world).promised == before > newest(world, -BATCHES).promised
     world.store = world.memory  # type: ignore[assignment]

@@ -41,8 +41,8 @@ SECRET = 0x5EC2E7_5EC2E7
 
 def listing(*names: str, **others: bytes) -> str:
     """Return a file of these keys in this order."""
-    known = {**KEYS, **others}
-    lines = (name if name == PLAIN else f"{name} = {base64.b64encode(known[name]).decode()}" for name in names)
+    listed_keys = {**KEYS, **others}
+    lines = (name if name == PLAIN else f"{name} = {base64.b64encode(listed_keys[name]).decode()}" for name in names)
     return "\n".join(lines) + "\n"
 
 
@@ -123,11 +123,11 @@ def test_objects_and_local_files_have_no_plaintext_rows_or_keys(tmp_path: Path) 
     query.check()
     assert query.keys_used() == {"a"}
     objects = {name: query.world.memory.get(name) or b"" for name in query.world.memory.list("")}
-    held = [*objects.values(), *query.files()]
+    all_bytes = [*objects.values(), *query.files()]
     assert len(query.files()) > 20
     assert any("/snapshot/" in name for name in objects)
-    assert [mark for mark in marked if any(mark in data for data in held)] == []
-    assert not any(KEYS["a"] in data or base64.b64encode(KEYS["a"]) in data for data in held)
+    assert [mark for mark in marked if any(mark in data for data in all_bytes)] == []
+    assert not any(KEYS["a"] in data or base64.b64encode(KEYS["a"]) in data for data in all_bytes)
     assert sum(map(len, query.world.delivered("totals"))) > 0
 
 
@@ -298,8 +298,8 @@ def test_local_files_with_a_removed_key_are_deleted_at_the_start(tmp_path: Path,
     run(one(1, key="key-0"))
     assert old() == set()
     marks = [b"key-", SECRET.to_bytes(8, "little")]
-    held = [path.read_bytes() for path in query.world.local_dir.rglob("*") if path.is_file()]
-    assert not any(mark in data for mark in marks for data in held)
+    file_bytes = [path.read_bytes() for path in query.world.local_dir.rglob("*") if path.is_file()]
+    assert not any(mark in data for mark in marks for data in file_bytes)
     for _ in range(3):
         run(rows)
     assert query.world.state("totals") == query.oracle.totals
@@ -401,15 +401,15 @@ def test_a_driver_whose_key_differs_from_the_log_writes_nothing(tmp_path: Path) 
 
 def with_swapped_snapshots(query: EncryptedQuery, entries: dict[Address, Entry], addresses: Sequence[Address]) -> None:
     """Swap the bytes of two snapshots, and list them with the right checksums."""
-    taken = [entries[address].snapshot for address in addresses]
-    assert taken[0] is not None
-    assert taken[1] is not None
-    names = [paths.snapshot_name(*address, one.id) for address, one in zip(addresses, taken, strict=True) if one]
+    snapshots = [entries[address].snapshot for address in addresses]
+    assert snapshots[0] is not None
+    assert snapshots[1] is not None
+    names = [paths.snapshot_name(*address, one.id) for address, one in zip(addresses, snapshots, strict=True) if one]
     data = [query.world.memory.get(name) or b"" for name in names]
     query.world.memory.delete(names)
-    for address, mine, name, other in zip(addresses, taken, names, data[::-1], strict=True):
+    for address, snapshot, name, other in zip(addresses, snapshots, names, data[::-1], strict=True):
         query.world.memory.put_if_absent(name, other)
-        listed = mine._replace(length=len(other), checksum=part_codec.checksum(other)) if mine else None
+        listed = snapshot._replace(length=len(other), checksum=part_codec.checksum(other)) if snapshot else None
         entries[address] = replace(entries[address], snapshot=listed)
 
 
@@ -589,14 +589,14 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
     sizes = list[int]()
     for _ in range(6):
         query.run(1)
-        files, held = part_files._files, part_files._decrypted  # private: the open files and their sizes
+        files, decrypted_sizes = part_files._files, part_files._decrypted  # private: the open files and their sizes
         opened = {(path, start) for path, file in files.items() for start in file.rows}
         blocks = {path: file.block[1] for path, file in files.items() if file.block is not None}
         counted = opened | {(path, part_files._WHOLE) for path in blocks}  # private: as above
-        assert counted == set(held.sizes), "released parts are not counted"
+        assert counted == set(decrypted_sizes.sizes), "released parts are not counted"
         kept.append(sum(run.rows.nbytes for key in opened for run in files[key[0]].rows[key[1]][1]))
         kept[-1] += sum(block._table.nbytes for block in blocks.values())  # private: as above
-        sizes += held.sizes.values()
+        sizes += decrypted_sizes.sizes.values()
     query.check()
     longest = max(sizes)
     assert 0 < max(kept) <= most + longest

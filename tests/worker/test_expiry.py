@@ -328,10 +328,10 @@ def test_the_metadata_of_a_part_has_its_due_times(tmp_path: Path, monkeypatch: p
         table = pa.ipc.open_stream(data).read_all()
         dues = table["until"].to_pylist()
         of_rows = [dues[row] for row in table[DUE_ORDER].to_pylist()]
-        known = sorted(due for due in dues if due is not None)
-        assert of_rows == known + [None] * (len(dues) - len(known))
-        assert table.schema.metadata[DUE_SPAN].decode() == f"{known[0]},{known[-1]}"
-        assert (table.schema.metadata[DUE_COLUMN], part.timer_ms) == (b"until", known[0])
+        sorted_dues = sorted(due for due in dues if due is not None)
+        assert of_rows == sorted_dues + [None] * (len(dues) - len(sorted_dues))
+        assert table.schema.metadata[DUE_SPAN].decode() == f"{sorted_dues[0]},{sorted_dues[-1]}"
+        assert (table.schema.metadata[DUE_COLUMN], part.timer_ms) == (b"until", sorted_dues[0])
 
 
 def parts_of(member: Member, receipt: Receipt) -> list[tuple[Part, bytes]]:

@@ -34,7 +34,7 @@ class Listings:
 
         return counted
 
-    def taken(self) -> int:
+    def count_listings(self) -> int:
         """Return the number of calls since the last call of this method."""
         count, self.count = self.count, 0
         return count
@@ -53,10 +53,10 @@ def test_a_census_lists_folders_as_often_for_many_copies_as_for_few(tmp_path: Pa
     for number in range(MANY):
         assert stacks.replace(number, None, Stack(Head(3, "1-aa")))
         if number + 1 in (FEW, MANY):
-            listings.taken()
+            listings.count_listings()
             assert len(take_census(CensusOrder(home), "1").copies) == number + 1
             assert scrub_stacks(folder_of(home, "1")) == []
-            counts.append(listings.taken())
+            counts.append(listings.count_listings())
     assert counts[0] == counts[1] <= 16
 
 
@@ -65,9 +65,9 @@ def pieces(upkept: UpkeepMember, count: int, listings: Listings) -> list[int]:
     place = upkept.place
     for version in range(2):
         place.seal(version, {kg: {"k": version} for kg in range(count)})
-    listings.taken()
+    listings.count_listings()
     assert upkept.run().restores == count
-    counts = [listings.taken() - count // 64]
+    counts = [listings.count_listings() - count // 64]
     place.seal(2, {0: {"k": 2}})
     place.seal(3, {kg: {"k": 3} for kg in range(count)})
     nothing = {count + kg: EMPTY for kg in range(count)}
@@ -79,9 +79,9 @@ def pieces(upkept: UpkeepMember, count: int, listings: Listings) -> list[int]:
         {"follows": (), "snapshots": tuple(upkept.snapshot(kg) for kg in range(count))},
         {"follows": (), "drops": drops},
     ):
-        listings.taken()
+        listings.count_listings()
         receipt = upkept.run(**order)
-        counts.append(listings.taken())
+        counts.append(listings.count_listings())
         assert len((*receipt.copies, *receipt.missing, *receipt.snapshots)) >= count
         assert receipt.restores == 0
     assert upkept.folder().key_groups(STORE) == set()

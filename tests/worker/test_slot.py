@@ -130,8 +130,8 @@ def test_rows_of_a_key_are_sorted_by_the_order_columns(tmp_path: Path) -> None:
     shuffled = rows_of(("a", 1, 30), ("a", 2, 10), ("a", 3, 30), ("a", 4, 20))
     assert Member(tmp_path / "by", kept_last(), order_by=("at",)).feed(shuffled) == [{"k": "a", "last": 3}]
     assert Member(tmp_path / "as", kept_last()).feed(shuffled) == [{"k": "a", "last": 4}]
-    again = rows_of(("a", 1, 30), ("a", 3, 30), ("a", 2, 30))
-    assert Member(tmp_path / "both", kept_last(), order_by=("at", "v")).feed(again) == [{"k": "a", "last": 3}]
+    second_rows = rows_of(("a", 1, 30), ("a", 3, 30), ("a", 2, 30))
+    assert Member(tmp_path / "both", kept_last(), order_by=("at", "v")).feed(second_rows) == [{"k": "a", "last": 3}]
 
 
 def test_a_null_in_an_order_column_sorts_last(tmp_path: Path) -> None:

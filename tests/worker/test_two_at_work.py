@@ -87,10 +87,10 @@ def test_a_stack_merged_during_its_check_is_not_damaged(tmp_path: Path, monkeypa
     assert before is not None
     part = place.folder.path / before.parts[0].file
 
-    def overtaken(path: Path, **how: bool):  # type: ignore[no-untyped-def]
+    def overtaken(path: Path, **options: bool):  # type: ignore[no-untyped-def]
         if path == part:
             merge(stacks, before)
-        return looking(path, **how)
+        return looking(path, **options)
 
     monkeypatch.setattr(Path, "stat", overtaken)
     assert read_head(place.folder, Folder.stacks(place.folder, STORE), 1) == before.head
@@ -130,14 +130,14 @@ def test_a_slot_retries_while_its_stack_is_merged_repeatedly(tmp_path: Path, mon
     place.bring()
     stacks, looking, left = place.folder.stacks(STORE), os.stat, 2
 
-    def overtaken(path, **how):  # type: ignore[no-untyped-def]
+    def overtaken(path, **options):  # type: ignore[no-untyped-def]
         nonlocal left
         if left and str(path).endswith(".part"):
             left -= 1
             monkeypatch.setattr(os, "stat", looking)
             merge(stacks, stacks.read(1))
             monkeypatch.setattr(os, "stat", overtaken)
-        return looking(path, **how)
+        return looking(path, **options)
 
     monkeypatch.setattr(os, "stat", overtaken)
     assert place.bring().restores == 0

@@ -183,9 +183,9 @@ def test_a_failed_fetch_is_repeated_and_keeps_the_fetched_bytes(upkept: UpkeepMe
     assert [kg for _, kg, _, _ in receipt.unfinished] == [1]
     kept = progress(receipt)[0]
     assert kept == (snapshot(upkept).length if kind == "flipped" else 4 * RANGE)
-    again = upkept.run()
-    assert upkept.is_warm(again)
-    assert again.snapshot_bytes == snapshot(upkept).length - (0 if kind == "flipped" else kept)
+    second_receipt = upkept.run()
+    assert upkept.is_warm(second_receipt)
+    assert second_receipt.snapshot_bytes == snapshot(upkept).length - (0 if kind == "flipped" else kept)
 
 
 @pytest.mark.parametrize("kind", ["truncated", "missing"])
@@ -300,11 +300,11 @@ def test_upkeep_continues_a_snapshot_of_an_ended_process(tmp_path: Path) -> None
     """Upkeep continues a snapshot that an ended process fetched in part."""
     upkept, order = committed(tmp_path)
     assert in_another_process(died, order, tmp_path / "root", 7) == 9
-    begun = [path.stat().st_size for path in upkept.incoming()]
-    assert begun == [7 * RANGE]
+    fetched_sizes = [path.stat().st_size for path in upkept.incoming()]
+    assert fetched_sizes == [7 * RANGE]
     receipt = run_upkeep(order, "1")
     assert receipt.errors == ()
-    assert receipt.snapshot_bytes == snapshot(upkept).length - begun[0]
+    assert receipt.snapshot_bytes == snapshot(upkept).length - fetched_sizes[0]
     assert upkept.is_warm(receipt)
 
 
@@ -330,8 +330,10 @@ def test_the_error_names_a_missing_snapshot(upkept: UpkeepMember) -> None:
 
 def test_a_snapshot_in_an_unknown_format_leaves_no_file(upkept: UpkeepMember) -> None:
     """A snapshot in an unknown format leaves no file, however often it is fetched."""
-    taken, data = snapshot(upkept), b"of a version to come" * 100
-    unknown = taken._replace(id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data))
+    listed_snapshot, data = snapshot(upkept), b"of a version to come" * 100
+    unknown = listed_snapshot._replace(
+        id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data)
+    )
     upkept.store.put_if_absent(paths.snapshot_name(STORE, 1, unknown.id), data)
     entry = replace(upkept.place.entries[1], snapshot=unknown)
     receipt = upkept.troubled(follows=upkept.follows({1: entry}))

@@ -61,9 +61,9 @@ def test_each_delta_is_fetched_with_one_get_for_all_copies(upkept: UpkeepMember)
     assert (upkept.gets("delta/"), receipt.folds, receipt.restores) == (3, 18, 0)
     appended = journal.read_bytes()[len(before) :]
     assert int.from_bytes(appended[8:12], "little") == len(appended) - 12, "one entry for all copies"
-    again = upkept.run()
-    assert upkept.is_warm(again)
-    assert (upkept.gets(""), again.folds, again.delta_bytes) == (0, 0, 0)
+    second_receipt = upkept.run()
+    assert upkept.is_warm(second_receipt)
+    assert (upkept.gets(""), second_receipt.folds, second_receipt.delta_bytes) == (0, 0, 0)
 
 
 def test_a_member_follows_its_own_deltas_without_a_get(upkept: UpkeepMember) -> None:
@@ -102,10 +102,10 @@ def test_copies_newer_than_a_late_order_are_not_changed(upkept: UpkeepMember) ->
 
 def test_a_copy_of_an_abandoned_version_is_replaced(upkept: UpkeepMember) -> None:
     """After a rollback, a copy of an abandoned version is replaced. A copy of an empty key-group is dropped."""
-    back, wanted = dict(upkept.place.entries), {kg: dict(rows) for kg, rows in upkept.place.wanted.items()}
+    back, expected = dict(upkept.place.entries), {kg: dict(rows) for kg, rows in upkept.place.wanted.items()}
     upkept.place.seal(2, {1: {"k": 2}, 9: {"z": 1}})
     upkept.run()
-    upkept.place.entries, upkept.place.wanted = back, wanted
+    upkept.place.entries, upkept.place.wanted = back, expected
     order = replace(upkept.order(follows=upkept.follows({**back, 9: EMPTY})), epoch=2)
     receipt = run_upkeep(order, "1")
     assert receipt.errors == ()
@@ -117,10 +117,10 @@ def test_a_copy_is_dropped_only_at_the_head_of_the_order(upkept: UpkeepMember) -
     copy is reported as dropped.
     """
     upkept.run()
-    seen = upkept.place.entries[1].head
+    head = upkept.place.entries[1].head
     upkept.place.seal(2, {1: {"k": 2}})
     upkept.run()
-    drops = (upkept.drop(1, seen), upkept.drop(2, upkept.place.entries[2].head), upkept.drop(3), upkept.drop(99))
+    drops = (upkept.drop(1, head), upkept.drop(2, upkept.place.entries[2].head), upkept.drop(3), upkept.drop(99))
     receipt = upkept.run(follows=(), drops=drops)
     assert receipt.copies == ((STORE, 1, *upkept.place.entries[1].head),)
     assert receipt.missing == ((STORE, 2), (STORE, 3), (STORE, 99))
@@ -206,20 +206,20 @@ def test_an_order_for_another_member_does_nothing(upkept: UpkeepMember) -> None:
     receipt = run_upkeep(replace(upkept.order(), member="m000000000000"), "1")
     assert (receipt.copies, receipt.unfinished, receipt.member) == ((), (), upkept.folder().member)
     assert "m000000000000" in receipt.errors[0]
-    mine = replace(upkept.order(), member=upkept.folder().member)
-    assert upkept.is_warm(run_upkeep(mine, "1"))
+    order = replace(upkept.order(), member=upkept.folder().member)
+    assert upkept.is_warm(run_upkeep(order, "1"))
 
 
 def test_upkeep_does_not_change_a_folder_of_another_executor(upkept: UpkeepMember) -> None:
     """A late piece of upkeep does not change a folder that another executor has taken over."""
     upkept.run()
     before = upkept.folder()
-    taken = claim_folder(before.path.parent, "app/2", ["app/2"])
-    assert taken.path == before.path
+    claimed_folder = claim_folder(before.path.parent, "app/2", ["app/2"])
+    assert claimed_folder.path == before.path
     late = replace(upkept.order(drops=(upkept.drop(1),)), member=before.member, home=alive(upkept))
     receipt = run_upkeep(late, "1")
     assert "is for member" in receipt.errors[0]
-    assert taken.stacks(STORE).read(1) is not None
+    assert claimed_folder.stacks(STORE).read(1) is not None
 
 
 def alive(upkept: UpkeepMember):  # type: ignore[no-untyped-def]

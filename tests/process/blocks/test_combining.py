@@ -178,6 +178,6 @@ def test_a_combined_sum_is_named_after_its_column() -> None:
     combined = aggregate(least=min_("k"), total=sum_("k")).combine(["V"], schema)
     assert combined is not None
     assert [(column.name, column.function) for column in combined.columns] == [("k", "sum"), ("k min", "min")]
-    taken = aggregate(total=sum_("V")).combine(["V", "v sum"], schema)
-    assert taken is not None
-    assert [column.name for column in taken.columns] == ["V sum 0"]
+    combination = aggregate(total=sum_("V")).combine(["V", "v sum"], schema)
+    assert combination is not None
+    assert [column.name for column in combination.columns] == ["V sum 0"]

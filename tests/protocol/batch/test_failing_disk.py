@@ -97,7 +97,7 @@ def test_a_batch_fails_with_a_remedy_if_all_disks_fail(tmp_path: Path, disks: Ex
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
-    for again in ("the same driver", "a new driver"):
+    for recovered_by in ("the same driver", "a new driver"):
         for disk in (first, second):
             disk.fail()
         with pytest.raises(LocalDiskError, match="RIFFLE-0514") as refused:
@@ -106,7 +106,7 @@ def test_a_batch_fails_with_a_remedy_if_all_disks_fail(tmp_path: Path, disks: Ex
         assert isinstance(refused.value, UnavailableError)
         first.recover()
         second.recover()
-        if again == "a new driver":
+        if recovered_by == "a new driver":
             world.start()
         assert world.feed_every(BATCH_SECONDS, 1)[0].runs == 1
         assert set(world.feed_every(BATCH_SECONDS, 3)[-1].owners) == {"1", "2"}
@@ -196,8 +196,8 @@ def test_an_earlier_census_does_not_end_the_quarantine_of_an_executor(tmp_path: 
     world.start(background)
 
     def strays(attempt: Attempt) -> pa.Table:
-        again = len([ran for ran in world.ran if ran.version == world.version]) > 2
-        return attempt.run() if again else replace(attempt, executor="3").run()
+        ran_twice = len([ran for ran in world.ran if ran.version == world.version]) > 2
+        return attempt.run() if ran_twice else replace(attempt, executor="3").run()
 
     def joined(seconds: int) -> bool:
         """Run a batch after the given seconds, and return whether the new executor is a member."""

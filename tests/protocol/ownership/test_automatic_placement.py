@@ -226,20 +226,20 @@ def test_key_groups_leave_a_full_disk_two_at_a_time(tmp_path: Path) -> None:
     world.feed(4)
     assert len(world.copies_of("1")) == 8
     on_a_disk(world, "1", 0.71, 0.025)
-    held, reports = [8], []
+    copy_counts, reports = [8], []
     for _ in range(25):
         world.clock.advance(11)
         reports.append(world.feed())
-        held.append(len(set.union(*world.holds("1")[:2])))
-    assert min(held) == held[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two leave at a time"
+        copy_counts.append(len(set.union(*world.holds("1")[:2])))
+    assert min(copy_counts) == copy_counts[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two leave at a time"
     on_a_disk(world, "1", 0.91, 0.0)
     for _ in range(60):
         world.clock.advance(11)
         reports.append(world.feed())
-        held.append(len(set.union(*world.holds("1")[:2])))
-    assert held[-1] == 0
+        copy_counts.append(len(set.union(*world.holds("1")[:2])))
+    assert copy_counts[-1] == 0
     assert world.copies_of("1") == set()
-    assert all(before - after <= 2 for before, after in itertools.pairwise(held))
+    assert all(before - after <= 2 for before, after in itertools.pairwise(copy_counts))
     assert sum(report.restores for report in reports) == 0
     assert len(warnings(reports, "above the limit of 90%")) == 2
     on_a_disk(world, "1", 0.5, 0.0)
@@ -276,8 +276,8 @@ def test_a_slow_key_group_with_few_rows_is_detected(tmp_path: Path, monkeypatch:
 
     def sums(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         now[0] += 0.1 if slow[0] in rows.column("k").to_pylist() else 0.0
-        seen = pa.concat_tables([rows.select(["k"]), state.select(["k"])]).group_by("k").aggregate([])
-        kept = seen.append_column("n", pa.array([1] * seen.num_rows, pa.int64()))
+        touched_keys = pa.concat_tables([rows.select(["k"]), state.select(["k"])]).group_by("k").aggregate([])
+        kept = touched_keys.append_column("n", pa.array([1] * touched_keys.num_rows, pa.int64()))
         return kept, kept
 
     schema = pa.schema([("n", pa.int64())])

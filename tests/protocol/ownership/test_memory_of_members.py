@@ -20,8 +20,8 @@ def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int =
     def measure_memory() -> tuple[int, int]:
         member = world.ownership.membership.of_executor(executor)
         owned = [m for m in world.ownership.placement.present.owners.values() if member is not None and m == member.id]
-        taken = min(worker + each * len(owned), most)
-        return taken * 10**6, (most - taken) * 10**6
+        used_mb = min(worker + each * len(owned), most)
+        return used_mb * 10**6, (most - used_mb) * 10**6
 
     world.cluster.memories[executor] = measure_memory
 

@@ -54,7 +54,7 @@ def test_claims_and_adoptions_keep_the_listed_members(tmp_path: Path) -> None:
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
         world.batch(version, one(1))
-    known = next(record.members for record in all_records(world) if record.members)
+    listed_members = next(record.members for record in all_records(world) if record.members)
     for _ in range(3):
         world.start()
         world.batch(4, one(1))
@@ -63,4 +63,7 @@ def test_claims_and_adoptions_keep_the_listed_members(tmp_path: Path) -> None:
     (checkpoint / "metadata").write_text('{"id": "other"}')
     adopt(world.home.root, str(checkpoint), execute=True)
     full = [record for record in all_records(world) if record.full == record.sequence]
-    assert [(record.kind, record.members) for record in full[2:]] == [("claim", known), ("adopt", known)]
+    assert [(record.kind, record.members) for record in full[2:]] == [
+        ("claim", listed_members),
+        ("adopt", listed_members),
+    ]

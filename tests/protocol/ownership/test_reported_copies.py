@@ -50,9 +50,9 @@ class KeyGroupHistory:
         self.replaced_at: dict[Head, int] = {}
         self.first_whole = 0
 
-    def act(self, what: str) -> None:
+    def act(self, action: str) -> None:
         """Run one step of the history."""
-        getattr(self, what)()
+        getattr(self, action)()
 
     def batch(self) -> None:
         """Commit a link."""
@@ -76,8 +76,10 @@ class KeyGroupHistory:
         if self.entry.chain:
             self.sequence += 1
             head = self.chance.choice(self.entry.chain).head
-            taken = Snapshot(paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20)
-            after = self.entry.replace_by_snapshot(taken)
+            new_snapshot = Snapshot(
+                paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20
+            )
+            after = self.entry.replace_by_snapshot(new_snapshot)
             assert after is not None
             self.copies.record_removed_links(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after

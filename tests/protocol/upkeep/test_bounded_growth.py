@@ -133,13 +133,13 @@ def test_unlisted_snapshots_from_an_unclear_record_are_deleted(tmp_path: Path) -
     world.rest(1, 0.5)
     world.store.heal()
     world.rest(2, 30)
-    taken = snapshots_of(world) - before
-    assert len(taken) > world.settings.key_groups // 2
+    new_snapshots = snapshots_of(world) - before
+    assert len(new_snapshots) > world.settings.key_groups // 2
     for version in range(4, 12):
         world.batch(version, rows_of(*keys(20)))
         world.background.run()
         world.clock.advance(DAY_SECONDS)
-    assert not taken & snapshots_of(world)
+    assert not new_snapshots & snapshots_of(world)
     assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
 
 

@@ -30,8 +30,8 @@ class DropRecorder(SimCluster):
         """Record the drops and return receipts for them."""
         drops = [drop for order in orders.values() for drop in order.drops]
         self.dropped += [drop.key_group for drop in drops]
-        gone = tuple((drop.store, drop.key_group) for drop in drops)
-        return [UpkeepReceipt(name, member=f"m{name}", missing=gone) for name in orders]
+        dropped_copies = tuple((drop.store, drop.key_group) for drop in drops)
+        return [UpkeepReceipt(name, member=f"m{name}", missing=dropped_copies) for name in orders]
 
 
 class Handover:

@@ -34,10 +34,10 @@ OUTPUT = "user string, total long"
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     """A feed with one file of events per batch, with offsets."""
-    made = Feed(tmp_path_factory.mktemp("events"), "user string, n string, offset long")
+    new_feed = Feed(tmp_path_factory.mktemp("events"), "user string, n string, offset long")
     for number, batch in enumerate(BATCHES):
-        made.add([{"user": user, "n": n, "offset": 100 * number + at} for at, (user, n) in enumerate(batch)])
-    return made
+        new_feed.add([{"user": user, "n": n, "offset": 100 * number + at} for at, (user, n) in enumerate(batch)])
+    return new_feed
 
 
 def summed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:

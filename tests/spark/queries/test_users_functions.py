@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 OUT = "k string, told string"
 
 
-def output_frame(key: object, *what: object) -> pd.DataFrame:
+def output_frame(key: object, *values: object) -> pd.DataFrame:
     """Return a frame with one output row."""
-    return pd.DataFrame({"k": [key], "told": [repr(what)]})
+    return pd.DataFrame({"k": [key], "told": [repr(values)]})
 
 
 def same(
@@ -68,10 +68,10 @@ def test_users_aggregates_equal_pandas_over_all_rows(spark: SparkSession, tmp_pa
     mean, latest = riffle_spark.user_aggregate(WeightedMean()), riffle_spark.user_aggregate(Latest(2))
 
     def build(frames: Frames) -> DataFrame:
-        found = frames.events.groupBy("k").agg(
+        aggregated = frames.events.groupBy("k").agg(
             mean("d", "n").alias("m"), latest("n").alias("l"), latest(F.col("x").cast("int"))
         )
-        return found.where("m > 1").select("*", (F.col("m") * F.size("l")).alias("told"))
+        return aggregated.where("m > 1").select("*", (F.col("m") * F.size("l")).alias("told"))
 
     texts = ("0a1 1b2 2a3", "3a? 4c4", "5b5 6a6 7c?")
     assert same(spark, tmp_path, build, *texts, mode="complete", oracle="batch", restart_after=1) == 8
@@ -86,8 +86,8 @@ def test_top_k_returns_the_first_rows_of_sparks_sorted_list(spark: SparkSession,
     )
 
     def build(frames: Frames) -> DataFrame:
-        found = top("n", "at") if frames.events.isStreaming else F.expr(whole)
-        return frames.events.groupBy("k").agg(found.alias("top"), F.count("*"))
+        aggregated = top("n", "at") if frames.events.isStreaming else F.expr(whole)
+        return frames.events.groupBy("k").agg(aggregated.alias("top"), F.count("*"))
 
     assert (
         same(spark, tmp_path, build, "0a1 1b2 2a3", "3a? 4c4 5a3", "5b5 6a6 7c?", mode="complete", oracle="batch") == 8

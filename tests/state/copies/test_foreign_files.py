@@ -37,10 +37,10 @@ def litter(*folders: Path) -> list[Path]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """A member's folder with two sealed deltas."""
-    made = claim_folder(tmp_path / "base", "app/1", ["app/1"])
+    new_folder = claim_folder(tmp_path / "base", "app/1", ["app/1"])
     for version in (5, 6):
-        assert made.write_sealed_file(version, "1-aa", b"x")
-    return made
+        assert new_folder.write_sealed_file(version, "1-aa", b"x")
+    return new_folder
 
 
 def test_sealed_deltas_are_counted_next_to_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_a_takeover_leaves_foreign_files_alone(folder: Folder, tmp_path: Path) -
     left = litter(tmp_path / "base", *inside[:1])
     litter(*inside[1:])
     assert folder.remove_unfinished(time.time() + 60)
-    taken = claim_folder(tmp_path / "base", "app/2", ["app/2"])
-    assert taken.path == folder.path
-    remove_leftovers(taken.path, time.time() + 60)
+    claimed_folder = claim_folder(tmp_path / "base", "app/2", ["app/2"])
+    assert claimed_folder.path == folder.path
+    remove_leftovers(claimed_folder.path, time.time() + 60)
     assert remove_folders(tmp_path / "base", ["app/2"], time.time() + 60) == 0
     assert all(path.exists() for path in left)
 
