@@ -103,7 +103,7 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
         return ConflictError(
             f"{root} has batch {tail.version} with other offsets than Spark's checkpoint. One of the two was restored "
             "from before a rollback.",
-            remedy=f"Roll Spark's offsets back to the state: {rollback_command(tail.version)}. Or restore the other of "
+            remedy=f"Take Spark's offsets back to the state: {rollback_command(tail.version)}. Or restore the other of "
             "the two.",
             where=root,
             id="RIFFLE-0211",

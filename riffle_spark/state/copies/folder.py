@@ -263,7 +263,7 @@ class Folder:
         A lagging stack can also get them from the store. Files as new as the newest stack (as the newest delta, if
         there is no stack) stay, because a task may be about to put them on a stack. While a task holds
         ``protect_deltas``, nothing is deleted. Files are ordered by epoch, then version, because batches that a
-        rollback gave up may have left stacks with higher versions.
+        rollback discarded may have left stacks with higher versions.
         """
         deltas = self._list_deltas()
         if not deltas or not self._can_remove_deltas():
