@@ -1,8 +1,8 @@
 """Find the record that a rollback returns to.
 
 A record is *promised* if no object that it lists has been deleted: it is at or after ``tail.promised``. Records that an
-earlier rollback discarded are not part of the present history. A savepoint keeps its record and its objects, however old
-they are.
+earlier rollback discarded are not part of the present history. A savepoint keeps its record and its objects, however
+old they are.
 """
 
 import re
