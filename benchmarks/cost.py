@@ -66,7 +66,7 @@ def run_case(name: str, keys: int, warm_up: int, batches: int) -> dict[str, floa
     case = parse_case(name)
     pattern = KeyPattern(case.pattern, keys, max(1, round(keys * case.percent / 100)))
     with load_of(case.key_groups) as load:
-        written, spaces = load.counted(pattern, warm_up, batches)
+        written, spaces = load.measure(pattern, warm_up, batches)
     return {figure_name(figure, name): value for figure, value in figures_of(written, spaces).items()}
 
 

@@ -108,7 +108,7 @@ class CostLoad:
         self._driver.process(incoming, [self._operator], work)
         self._background.run()
 
-    def measured(self, pattern: KeyPattern, warm_up: int, batches: int) -> tuple[MeasuredBatches, list[Space]]:
+    def measure(self, pattern: KeyPattern, warm_up: int, batches: int) -> tuple[MeasuredBatches, list[Space]]:
         """Fill the state with all keys, run the batches to warm up, and count what the next ``batches`` write.
 
         Return that, and the space after each of ``SPACE_BATCHES`` more.

@@ -40,7 +40,7 @@ def test_the_state_of_an_old_root_equals_what_was_written(old: OldRoot) -> None:
     """The state that is read from an old root's objects equals the state that it was written with."""
     tail = old.tail()
     assert (tail.version, tail.epoch, tail.rollbacks) == (22, 4, 1)
-    assert old.held() == old.oracle(22).state
+    assert old.committed_state() == old.oracle(22).state
 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
@@ -52,7 +52,7 @@ def test_a_query_continues_on_an_old_root(old: OldRoot, copies: str) -> None:
     old.start()
     oracle = old.oracle(22)
     restores = [old.batch(oracle).restores for _ in range(4)]
-    assert old.held() == oracle.state
+    assert old.committed_state() == oracle.state
     assert (restores[0] > 0, sum(restores[1:])) == (True, 0)
     assert len(list(old.local.glob("*/owner"))) == 1
 
@@ -129,9 +129,9 @@ def test_an_old_root_is_rolled_back_and_continued(old: OldRoot, to: int, batches
         old.batch(ahead)
     rollback(old.root, to, old.checkpoint, execute=True)
     oracle = old.oracle(to)
-    assert old.held() == oracle.state
+    assert old.committed_state() == oracle.state
     old.start()
     for _ in range(2):
         old.batch(oracle)
-    assert old.held() == oracle.state
+    assert old.committed_state() == oracle.state
     assert old.tail().rollbacks == 2
