@@ -161,7 +161,7 @@ class FailingConstructor:
 def test_an_assignor_class_whose_constructor_fails_is_refused() -> None:
     """A class whose constructor fails is refused when the query starts, with RIFFLE-0110."""
     with pytest.raises(ConfigError, match="RIFFLE-0110"):
-        assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:Unmade"))
+        assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:FailingConstructor"))
 
 
 def test_a_custom_assignor_is_loaded_by_its_dotted_path() -> None:
