@@ -258,7 +258,7 @@ def _median(sides: list[dict[str, Any]], strategy: str, size: str) -> float:
     return median([side["times_ms"][strategy][size] for side in sides])
 
 
-WANTED = {
+TARGETS = {
     "growth_power": "near 1",
     "net_over_fewest": "<= 1.3 (Kafka Streams 5.3)",
     "net_over_fewest_without_store_balance": "1",
@@ -296,7 +296,7 @@ def main() -> int:
         return 0
     for strategy, by_size in results["times_ms"].items():
         print(f"{strategy:20}", "  ".join(f"{size} {milliseconds} ms" for size, milliseconds in by_size.items()))
-    for name, limit in WANTED.items():
+    for name, limit in TARGETS.items():
         if name in results:
             print(f"{name:40} {results[name]}  (wanted {limit})")
     return 0

@@ -37,15 +37,15 @@ def count_costs(folder: Path) -> dict[str, float]:
     costs: dict[str, float] = {}
     for name, load in LOADS.items():
         slot = OneSlot(folder / name, load(), KEY_GROUPS)
-        ran = slot.settled(FEW, KEYS)
+        settled_slot = slot.settled(FEW, KEYS)
         wide = OneSlot(folder / f"{name}-wide", load(), 2 * KEY_GROUPS).settled(FEW, KEYS)
         taken_bytes, taken_rows = slot.snapshots()
-        costs[f"{name}.calls"] = ran.slot.ours
-        costs[f"{name}.calls_a_key_group"] = (wide.slot.ours - ran.slot.ours) / KEY_GROUPS
-        costs[f"{name}.file_operations"] = ran.slot.file_operations
-        further_operations = wide.slot.file_operations - ran.slot.file_operations
+        costs[f"{name}.calls"] = settled_slot.slot.ours
+        costs[f"{name}.calls_a_key_group"] = (wide.slot.ours - settled_slot.slot.ours) / KEY_GROUPS
+        costs[f"{name}.file_operations"] = settled_slot.slot.file_operations
+        further_operations = wide.slot.file_operations - settled_slot.slot.file_operations
         costs[f"{name}.file_operations_a_key_group"] = further_operations / KEY_GROUPS
-        costs[f"{name}.sealed_bytes_a_key"] = ran.receipt.sealed_bytes / KEYS
+        costs[f"{name}.sealed_bytes_a_key"] = settled_slot.receipt.sealed_bytes / KEYS
         costs[f"{name}.snapshot_bytes_a_key"] = taken_bytes / taken_rows
     return costs
 

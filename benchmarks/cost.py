@@ -36,7 +36,7 @@ CASES = (
     "uniform_1_1024",
     "uniform_1_4096",
 )
-WANTED = {"put_ratio": "<= 5", "space_ratio": "<= 2.5", "disk_ratio": "<= 2.0"}
+TARGETS = {"put_ratio": "<= 5", "space_ratio": "<= 2.5", "disk_ratio": "<= 2.0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def run_case(name: str, keys: int, warm_up: int, batches: int) -> dict[str, floa
     case = parse_case(name)
     pattern = KeyPattern(case.pattern, keys, max(1, round(keys * case.percent / 100)))
     with load_of(case.key_groups) as load:
-        counted, spaces = load.counted(pattern, warm_up, batches)
-    return {figure_name(figure, name): value for figure, value in figures_of(counted, spaces).items()}
+        written, spaces = load.measure(pattern, warm_up, batches)
+    return {figure_name(figure, name): value for figure, value in figures_of(written, spaces).items()}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(figures))
         return
     for name, value in figures.items():
-        print(f"{name:<46}{value:>14,.2f}   {WANTED.get(name.partition('.')[0], '')}".rstrip())
+        print(f"{name:<46}{value:>14,.2f}   {TARGETS.get(name.partition('.')[0], '')}".rstrip())
 
 
 if __name__ == "__main__":

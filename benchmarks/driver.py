@@ -41,7 +41,7 @@ HOUR_OF_BATCHES = 3_600
 RECORD_EXECUTORS, RECORD_KEY_GROUPS = 100, 4_096
 REPEATS = 15
 CASE_SECONDS = 1_800.0
-WANTED = {
+TARGETS = {
     "cpu_ms.10x128": "<= 8",
     "cpu_ms.10x1024": "<= 30",
     "commit_ms.10x1024": "<= 25",
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(figures))
         return 0
     for name, value in figures.items():
-        print(f"{name:<32}{value:>16,.1f}   {WANTED.get(name, '')}".rstrip())
+        print(f"{name:<32}{value:>16,.1f}   {TARGETS.get(name, '')}".rstrip())
     return 0
 
 

@@ -44,7 +44,7 @@ CASES: dict[str, Callable[[Size, Path], dict[str, object]]] = {
     "replay": replay,
     "spark": spark_scale_out,
 }
-WANTED = {
+TARGETS = {
     "state_bytes": ">= 1 GB",
     "lost": "0",
     "doubled": "0",
@@ -149,7 +149,7 @@ def main() -> int:
         print(json.dumps(result))
         return 0
     for name, value in result.items():
-        print(f"{name:36} {value!s:>16}  {WANTED.get(name, '')}".rstrip())
+        print(f"{name:36} {value!s:>16}  {TARGETS.get(name, '')}".rstrip())
     return 0
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.kit.results import RESULTS, Figure, Run, read
 
-__all__ = ["PAGE", "filled", "shown", "whole_page"]
+__all__ = ["PAGE", "figure_text", "filled", "whole_page"]
 
 TEXTS = RESULTS.parent
 PAGE = TEXTS.parent / "docs" / "numbers.md"
@@ -78,10 +78,10 @@ def filled(text: str, runs: Sequence[Run]) -> str:
 def _shown_as(figure: Figure | None, form: str) -> str:
     if figure is None:
         return NOT_MEASURED
-    return str(figure.repetitions) if form == ":repetitions" else shown(figure)
+    return str(figure.repetitions) if form == ":repetitions" else figure_text(figure)
 
 
-def shown(figure: Figure) -> str:
+def figure_text(figure: Figure) -> str:
     """Return a figure as text: three digits, a blank between thousands, and the unit."""
     value = figure.value
     unit = figure.unit

@@ -40,7 +40,7 @@ MAPS = {"keys": 50_000}
 TOUCHED = 100_000
 FEW = 1_000_000
 MANY = 10_000_000
-WANTED = {
+TARGETS = {
     "row_form_ratio": ">= 10",
     "row_form_ratio_vs_before": ">= 1.0",
     "pandas_form_ratio": ">= 16",
@@ -57,7 +57,7 @@ Player: TypeAlias = cases.Player[Side, Played]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedResults:
     """The results of a case: those of riffle and of the other revision by round, and that of Spark."""
 
     ours: Sequence[Played]
@@ -102,7 +102,7 @@ def _form(name: str, run: Player, load: str, spark_version: str = NEW_SPARK) -> 
     }
 
 
-def _rates(name: str, comparison: Compared) -> Figures:
+def _rates(name: str, comparison: ComparedResults) -> Figures:
     return {
         f"{name}_ratio": comparison.rows_per_s / comparison.spark.rows_per_s,
         f"{name}_ratio_vs_before": comparison.vs_before(),
@@ -139,11 +139,11 @@ def map_(run: Player) -> Figures:
     return _rates("map", _compared(run, "mapping", MAPS))
 
 
-def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> Compared:
+def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> ComparedResults:
     side = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
     plays = run.in_turn(side, "riffle", "before")
     theirs = Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version)
-    return Compared(plays["riffle"], plays["before"], run(theirs))
+    return ComparedResults(plays["riffle"], plays["before"], run(theirs))
 
 
 def expiry(run: Player) -> Figures:
@@ -192,7 +192,7 @@ def main() -> int:
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
+    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, TARGETS)
 
 
 if __name__ == "__main__":

@@ -103,15 +103,17 @@ def make_root(folder: Path, keys: int) -> str:
     starts = [0]
     (folder / "parquet").mkdir()
     for number in range(KEY_GROUPS):
-        some = rows.take(pa.array(order[edges[number] : edges[number + 1]]))
-        sealed = _SCHEMA.sealed(some)
+        rows_of_batch = rows.take(pa.array(order[edges[number] : edges[number + 1]]))
+        sealed = _SCHEMA.sealed(rows_of_batch)
         data = part_codec.encode(sealed)
         attempt = f"1-{number:032x}"
         head = Head(0, attempt)
-        snapshot = Snapshot(paths.snapshot_id(0, attempt), head, len(data), part_codec.checksum(data), len(some))
+        snapshot = Snapshot(
+            paths.snapshot_id(0, attempt), head, len(data), part_codec.checksum(data), len(rows_of_batch)
+        )
         objects.put_if_absent(paths.snapshot_name("visits", number, snapshot.id), data)
         for version in (1,):
-            changed = sealed.take(pa.array(np.arange(version, len(some), 100)))
+            changed = sealed.take(pa.array(np.arange(version, len(rows_of_batch), 100)))
             part = part_codec.encode(changed.append_column(part_codec.DELETED, pa.array([False] * len(changed))))
             place = starts[version - 1]
             link = Link(Head(version, f"1-{version:032x}"), place, len(part), part_codec.checksum(part), len(changed))
@@ -119,7 +121,7 @@ def make_root(folder: Path, keys: int) -> str:
             deltas[version - 1].append(part)
             starts[version - 1] += len(part)
         entries["visits", number] = Entry(snapshot, tuple(links[number]))
-        pq.write_table(some, folder / "parquet" / f"{number:03d}.parquet")
+        pq.write_table(rows_of_batch, folder / "parquet" / f"{number:03d}.parquet")
     for version, parts in enumerate(deltas, 1):
         objects.put_if_absent(paths.delta_name(version, f"1-{version:032x}"), b"".join(parts))
     _write_records(log, entries)
@@ -143,11 +145,11 @@ def add_deltas(root: str, first: int, last: int, keys: int) -> None:
             names = users.filter(pa.array(numbers == number)).unique()
             ones = pa.array([version] * len(names), pa.int64())
             times = ones.cast(pa.timestamp("us", tz="UTC"))
-            some = pa.table([names, ones, ones.cast(pa.float64()), times], schema=pa.schema([*_KEY, *_STATE]))
-            deleted = pa.array([False] * len(some))
-            part = part_codec.encode(_SCHEMA.sealed(some).append_column(part_codec.DELETED, deleted))
+            changed_rows = pa.table([names, ones, ones.cast(pa.float64()), times], schema=pa.schema([*_KEY, *_STATE]))
+            deleted = pa.array([False] * len(changed_rows))
+            part = part_codec.encode(_SCHEMA.sealed(changed_rows).append_column(part_codec.DELETED, deleted))
             head = Head(version, f"1-{version:032x}")
-            link = Link(head, place, len(part), part_codec.checksum(part), len(some))
+            link = Link(head, place, len(part), part_codec.checksum(part), len(changed_rows))
             entry = entries["visits", number]
             entries["visits", number] = Entry(entry.snapshot, (*entry.chain, link))
             parts.append(part)

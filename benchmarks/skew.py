@@ -35,7 +35,7 @@ SIDES = {"hot": ("uniform", "half_one_key"), "together": ("one_store", "four_sto
 PARTS = tuple(SIDES)
 STORES = 4
 LIMIT_S = 1500.0
-WANTED = {"hot_ratio": "<= 1.3", "together_ratio": "<= 1.5", "together_input_reads": "1"}
+TARGETS = {"hot_ratio": "<= 1.3", "together_ratio": "<= 1.5", "together_input_reads": "1"}
 SideResult = Mapping[str, Any]
 """The result of a side: ``seconds`` of each measured batch, ``read_rows`` of the input in one, and ``cpu_ms``."""
 
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps({**figures, "repetitions": dict.fromkeys(figures, options.batches)}))
         return 0
     for name, value in figures.items():
-        print(f"{name:<36}{value:>12,.2f}   {WANTED.get(name, '')}".rstrip())
+        print(f"{name:<36}{value:>12,.2f}   {TARGETS.get(name, '')}".rstrip())
     return 0
 
 

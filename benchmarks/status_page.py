@@ -31,14 +31,14 @@ TIMES = """JSON.stringify([performance.getEntriesByName("drawn")[0].startTime,
 def measure_page(repetitions: int) -> dict[str, float]:
     """Return medians over the repetitions, and the bytes of the page."""
     status = invented_status(members=100, groups=4, key_groups=1024)
-    made, drawn, loaded = [], [], []
+    made_seconds, drawn, loaded = [], [], []
     with tempfile.TemporaryDirectory() as folder, open_page(Path(folder) / "profile") as page:
         file = Path(folder) / "status.html"
         page.show(1440, 1000)
         for _ in range(repetitions):
             start = time.perf_counter()
             text = page_of(status)
-            made.append(time.perf_counter() - start)
+            made_seconds.append(time.perf_counter() - start)
             file.write_text(text, "utf-8")
             page.load(file)
             times = json.loads(cast(str, page.run(TIMES)))
@@ -47,7 +47,7 @@ def measure_page(repetitions: int) -> dict[str, float]:
         assert page.problems == []
         size = file.stat().st_size
     return {
-        "page.made_ms": 1000 * median(made),
+        "page.made_ms": 1000 * median(made_seconds),
         "page.drawn_ms": median(drawn),
         "page.loaded_ms": median(loaded),
         "page.slowest_loaded_ms": max(loaded),

@@ -37,7 +37,7 @@ from riffle_spark.errors import RiffleError
 from riffle_spark.settings import Settings
 
 SECONDS_A_SIDE = 2000.0
-WANTED = {
+TARGETS = {
     "ratio_vs_builtin_heap": ">= 2.0",
     "ratio_vs_builtin_heap_million": ">= 2.5",
     "ratio_vs_builtin": ">= 8",
@@ -137,7 +137,7 @@ def main() -> int:
         print(json.dumps(result))
         return 0
     for name, value in result.items():
-        print(f"{name:40} {value!s:>16}  {WANTED.get(name, '')}".rstrip())
+        print(f"{name:40} {value!s:>16}  {TARGETS.get(name, '')}".rstrip())
     return 0
 
 

@@ -1,6 +1,7 @@
-"""Placed, warm and elastic keyed state for PySpark Structured Streaming.
+"""Keep the state of PySpark streaming queries in an object store, with local copies on the executors.
 
-Names are loaded on first use. Importing ``riffle_spark`` imports neither pyspark nor pyarrow.
+``on`` wraps a query in Spark's own API. ``Stateful`` declares an operator for ``foreachBatch``. Names are loaded on
+first use. Importing ``riffle_spark`` imports neither pyspark nor pyarrow.
 """
 
 import sys

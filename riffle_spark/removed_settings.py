@@ -11,7 +11,7 @@ _OWN_ASSIGNOR = (
     "`assign(view, replace(settings, assignor='high_availability', {name}=...))` (docs/own-assignor.md)."
 )
 _TIMEOUTS = "Remove it. The timeout is {seconds} s. To survive longer outages, raise `s3_patience`."
-_DISK = "Set `local_disk_limit`. This mark is {place} between `local_disk_limit` and 100 %."
+_DISK = "Set `local_disk_limit`. This limit is {place} between `local_disk_limit` and 100 %."
 
 REMOVED: Final = MappingProxyType(
     {
@@ -34,7 +34,7 @@ REMOVED: Final = MappingProxyType(
         "ec2_metadata": "Set `RIFFLE_RACK` to the zone in the workers' environment, such as in `conf/spark-env.sh`.",
         "local_disk_high": _DISK.format(place="half-way"),
         "local_disk_flood": _DISK.format(place="three quarters of the way"),
-        "local_memory_high": "Set `local_memory_limit`. This mark is half-way between `local_memory_limit` and 100 %.",
+        "local_memory_high": "Set `local_memory_limit`. This limit is half-way between `local_memory_limit` and 100 %.",
         "snapshot_chain_share": "Remove it. A snapshot is due when the changes exceed twice its bytes. For earlier "
         "snapshots, lower `snapshot_chain_links`.",
     }

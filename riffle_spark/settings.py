@@ -120,7 +120,7 @@ class Settings:
 
     key_groups: _Integer = Setting(
         128, whole(1, 32_768), "the number of key-groups. Another number than the stored one is refused. Fewer than "
-        "four per slot cause a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",
+        "four per slot cause a warning", fixed="[by a procedure](dispatch.md#change-the-number-of-key-groups)",
         section="Keys")
     dispatch: _Word = Setting(
         "key_group", one_of(*DISPATCHES),
@@ -244,9 +244,10 @@ class Settings:
         "only `metrics`")
 
     snapshot_chain_links: _Integer = Setting(
-        64, whole(2), "how many deltas and merged deltas a key-group has after its snapshot at the most. From 16 on, a "
-        "quarter of so many deltas, or 16, are merged into one. Below 16, deltas are not merged, and a snapshot is due "
-        "after so many, or after fewer, down to about half of it", section="What is kept, and for how long")
+        64, whole(2), "the largest number of deltas and merged deltas after the snapshot of a key-group. With 16 or "
+        "more, a quarter of this number of deltas, at most 16, are merged into one. With less than 16, deltas are not "
+        "merged, and a snapshot is due after about half of this number to all of it",
+        section="What is kept, and for how long")
     retained_versions: _Integer = Setting(
         100, whole(2).of("records"), "how many records a rollback can return to. Deltas that are this many versions "
         "old are merged, or replaced by a snapshot if deltas are not merged", live=True)

@@ -53,7 +53,7 @@ def _go_command() -> str:
 def _build(go: str, module: str, tags: str, program: Path) -> None:
     print(f"Building {module} into {program.parent} (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=program.parent, prefix="build-") as fresh:
-        done = subprocess.run(
+        completed = subprocess.run(
             [go, "install", "-tags", tags, module],
             env={**os.environ, "GOBIN": fresh, "GOFLAGS": "-mod=mod"},
             stdout=subprocess.PIPE,
@@ -62,9 +62,9 @@ def _build(go: str, module: str, tags: str, program: Path) -> None:
             timeout=BUILD_TIMEOUT_SECONDS,
             check=False,
         )
-        if done.returncode != 0:
+        if completed.returncode != 0:
             raise UnavailableError(
-                f"{module} could not be built:\n{done.stdout[-2000:]}",
+                f"{module} could not be built:\n{completed.stdout[-2000:]}",
                 remedy="check that Go is 1.25 or later and that its module proxy can be reached (GOPROXY), run again",
                 where=str(program),
             )

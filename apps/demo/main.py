@@ -67,7 +67,7 @@ class Demo:
             self._wait_for_servers()
             job = self._job.submit(self._broker, self._store, self._cluster)
             stack.callback(job.stop)
-            self._tell(f"The job runs on {', '.join(self._cluster.hosts)}; its log: {job.log}")
+            self._print(f"The job runs on {', '.join(self._cluster.hosts)}; its log: {job.log}")
             self._goes_on = lambda: f"{self._job.stage()}; {produced_by(producer)} events produced"
             run = self._follow(job, producer)
             self._goes_on = lambda: "comparing with the ledger, and ending what was started"
@@ -83,25 +83,25 @@ class Demo:
         self._goes_on = lambda: "waiting for the windowed query's last minutes"
         expected = Ledger.read(self._minutes_file)
 
-        def counted() -> Ledger:
+        def count_events() -> Ledger:
             return counted_minutes(self._job.minutes, len(expected.counts))
 
-        job.wait_until(lambda: bool(counted().counts.all()), STALL_SECONDS)
-        return compare(expected, counted())
+        job.wait_until(lambda: bool(count_events().counts.all()), STALL_SECONDS)
+        return compare(expected, count_events())
 
     def _what_goes_on(self) -> str:
         return self._goes_on()
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._say(text)
-        self._waiting.told()
+        self._waiting.note_output()
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _start_servers(self, stack: ExitStack) -> None:
         """Start all servers in parallel, and wait only for the broker."""
-        self._tell("Starting a Kafka broker, an S3 server, a Spark master and three workers")
+        self._print("Starting a Kafka broker, an S3 server, a Spark master and three workers")
         self._goes_on = lambda: "the Kafka broker starts"
         for server in (self._broker, self._store, self._cluster):
             stack.callback(server.stop)
@@ -133,7 +133,7 @@ class Demo:
                 rows = run.rows
                 run = reports.read()
                 if view.show(run):
-                    self._waiting.told()
+                    self._waiting.note_output()
                 last_news = time.monotonic() if run.rows > rows else last_news
                 while events and run.rows >= events[0][0] * self._events:
                     events.popleft()[1](view)

@@ -81,9 +81,9 @@ class ReportFile:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 appended = file.read()
-            whole = appended[: appended.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            self._take(whole.splitlines())
+            complete_lines = appended[: appended.rfind(b"\n") + 1]
+            self._offset += len(complete_lines)
+            self._take(complete_lines.splitlines())
         return Run(tuple(self._batches.values()))
 
     def _take(self, lines: list[bytes]) -> None:

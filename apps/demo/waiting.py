@@ -13,7 +13,10 @@ SILENT_SECONDS = 4.0
 
 
 class Waiting:
-    """Prints ``describe()`` and the waiting time after ``seconds`` without output. Call ``told`` after each output."""
+    """Prints ``describe()`` and the waiting time after ``seconds`` without output.
+
+    Call ``note_output`` after each output.
+    """
 
     def __init__(
         self, say: Callable[[str], object], describe: Callable[[], str], seconds: float = SILENT_SECONDS
@@ -25,7 +28,7 @@ class Waiting:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="waiting", daemon=True)
 
-    def told(self) -> None:
+    def note_output(self) -> None:
         """Restart the waiting time."""
         self._last = time.monotonic()
 

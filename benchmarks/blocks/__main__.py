@@ -38,7 +38,7 @@ LIMIT_S = 3600.0
 ROWS = 100_000
 SPARK_PYTHON_ROWS = 20_000
 SLICES = 5
-WANTED = {
+TARGETS = {
     "window_ratio_heap": ">= 1.5",
     "session_ratio_heap": ">= 2.5",
     "dedup_ratio_heap": ">= 1.5",
@@ -180,7 +180,7 @@ def main() -> int:
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
+    return cases.run_and_print(options, CASES, play, NOT_PLAYED, repetitions, TARGETS)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from riffle_spark.protocol.request_prices import price_of
 
-__all__ = ["DOLLARS_PER_GB_MONTH", "SECONDS_A_BATCH", "Counted", "Space", "figures_of"]
+__all__ = ["DOLLARS_PER_GB_MONTH", "SECONDS_A_BATCH", "MeasuredBatches", "Space", "figures_of"]
 
 DOLLARS_PER_GB_MONTH = 0.023
 """The list price of S3 Standard in us-east-1 for the first 50 TB."""
@@ -23,7 +23,7 @@ KINDS = ("delta", "merged", "snapshot", "log")
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class MeasuredBatches:
     """The bytes and requests of the measured batches.
 
     ``changed_bytes`` are those of the keys and values that the batches changed. ``put_bytes`` are by kind of object,
@@ -54,20 +54,20 @@ class Space:
     copies: int
 
 
-def figures_of(counted: Counted, spaces: Sequence[Space]) -> dict[str, float]:
+def figures_of(measured: MeasuredBatches, spaces: Sequence[Space]) -> dict[str, float]:
     """Return the figures by name: ratios to changed or live bytes, requests, and the monthly bill in US dollars.
 
     Figures of space are the largest of ``spaces``.
     """
-    changed = counted.changed_bytes
-    requests_a_batch = {kind: number / counted.batches for kind, number in counted.requests.items()}
+    changed = measured.changed_bytes
+    requests_a_batch = {kind: number / measured.batches for kind, number in measured.requests.items()}
     return {
-        "put_ratio": sum(counted.put_bytes.values()) / changed,
-        **{f"put_ratio_{kind}": counted.put_bytes.get(kind, 0) / changed for kind in KINDS},
-        "read_ratio": counted.read_bytes / changed,
-        "local_ratio": counted.local_bytes / changed / counted.copies,
+        "put_ratio": sum(measured.put_bytes.values()) / changed,
+        **{f"put_ratio_{kind}": measured.put_bytes.get(kind, 0) / changed for kind in KINDS},
+        "read_ratio": measured.read_bytes / changed,
+        "local_ratio": measured.local_bytes / changed / measured.copies,
         "requests_a_batch": sum(requests_a_batch.values()),
-        "requests_a_changed_million": sum(counted.requests.values()) / changed * 1e6,
+        "requests_a_changed_million": sum(measured.requests.values()) / changed * 1e6,
         "space_ratio": max((space.stored_bytes - space.retained_bytes) / space.live_bytes for space in spaces),
         "retained_ratio": max(space.retained_bytes / space.live_bytes for space in spaces),
         "disk_ratio": max(space.disk_bytes / space.live_bytes / space.copies for space in spaces),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmarks.costs.counting_store import CountingStore
-from benchmarks.costs.figures import Counted, Space
+from benchmarks.costs.figures import MeasuredBatches, Space
 from benchmarks.kit.incoming import incoming_batch
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
@@ -108,7 +108,7 @@ class CostLoad:
         self._driver.process(incoming, [self._operator], work)
         self._background.run()
 
-    def counted(self, pattern: KeyPattern, warm_up: int, batches: int) -> tuple[Counted, list[Space]]:
+    def measure(self, pattern: KeyPattern, warm_up: int, batches: int) -> tuple[MeasuredBatches, list[Space]]:
         """Fill the state with all keys, run the batches to warm up, and count what the next ``batches`` write.
 
         Return that, and the space after each of ``SPACE_BATCHES`` more.
@@ -123,7 +123,7 @@ class CostLoad:
         local_before = written_bytes()
         for _ in range(batches):
             self.batch(next(draws))
-        counted = Counted(
+        measured = MeasuredBatches(
             batches,
             batches * pattern.changed * ROW_BYTES,
             self.objects.put_bytes - put_before,
@@ -132,7 +132,7 @@ class CostLoad:
             Counter(self.objects.requests) - requests_before,
             COPIES,
         )
-        return counted, [self._space_after(next(draws), pattern.keys) for _ in range(SPACE_BATCHES)]
+        return measured, [self._space_after(next(draws), pattern.keys) for _ in range(SPACE_BATCHES)]
 
     def _space_after(self, changed: npt.NDArray[np.int64], keys: int) -> Space:
         """Return the space after one more batch."""

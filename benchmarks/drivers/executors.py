@@ -18,7 +18,7 @@ from riffle_spark.protocol.shards import Partition
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Block, Link, MergedDelta, Replacement, Snapshot, link_in_block
 
-__all__ = ["CORES", "CpuMeter", "MadeUpExecutors", "MadeUpWork"]
+__all__ = ["CORES", "CpuMeter", "SimulatedExecutors", "SimulatedWork"]
 
 CORES = 4
 """Cores of an executor, and so its slots."""
@@ -60,7 +60,7 @@ class MessageBytes:
     received: int = 0
 
 
-class MadeUpExecutors:
+class SimulatedExecutors:
     """A number of executors of ``CORES`` cores each. Implements ``protocol.ports.Cluster``.
 
     Executor ``n`` has the folder of the member with the same number. Upkeep does at once all that is ordered.
@@ -140,12 +140,12 @@ class MadeUpExecutors:
         )
 
     def _upkeep_receipt(self, executor: str, order: UpkeepOrder) -> UpkeepReceipt:
-        taken = []
+        snapshots = []
         for due in order.snapshots:
             head = due.entry.head
             snapshot_id = paths.snapshot_id(head.version, self._attempt(order.epoch))
             snapshot = Snapshot(snapshot_id, head, SNAPSHOT_BYTES, head.version + due.key_group, SNAPSHOT_ROWS)
-            taken.append((due.store, due.key_group, snapshot))
+            snapshots.append((due.store, due.key_group, snapshot))
         merged = [
             (store, link.start, Replacement(due.entry.base, link))
             for (store, level), dues in groupby(order.merges, key=lambda due: (due.store, due.level))
@@ -156,11 +156,11 @@ class MadeUpExecutors:
             order.member,
             copies=tuple((follow.store, follow.key_group, *follow.entry.head) for follow in order.follows),
             missing=tuple((drop.store, drop.key_group) for drop in order.drops),
-            snapshots=tuple(taken),
+            snapshots=tuple(snapshots),
             merges=tuple(merged),
             delta_bytes=PART_BYTES * len(order.follows),
             folds=len(order.follows),
-            requests={"put": len(taken), "get": len(order.follows)},
+            requests={"put": len(snapshots), "get": len(order.follows)},
             seconds=0.1,
             disk=DISK,
             memory=MEMORY,
@@ -176,10 +176,10 @@ class MadeUpExecutors:
             yield due, link_in_block(due.entry.head, due.key_group, self._attempts, count, block, merged)
 
 
-class MadeUpWork:
+class SimulatedWork:
     """A batch on made-up executors, whose sink does nothing. Implements ``protocol.ports.Work``."""
 
-    def __init__(self, executors: MadeUpExecutors) -> None:
+    def __init__(self, executors: SimulatedExecutors) -> None:
         self._executors = executors
         self._rows: dict[str, int | None] = {}
 

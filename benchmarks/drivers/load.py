@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.drivers.executors import CpuMeter, MadeUpExecutors, MadeUpWork
+from benchmarks.drivers.executors import CpuMeter, SimulatedExecutors, SimulatedWork
 from benchmarks.kit.incoming import incoming_batch
 from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
@@ -65,12 +65,12 @@ class DriverLoad:
     def __init__(self, executors: int, key_groups: int, *, root: str = "", **settings: object) -> None:
         self.meter = CpuMeter()
         self.root = root or f"memory://{uuid.uuid4().hex}"
-        self.executors = MadeUpExecutors(executors, self.meter)
+        self.executors = SimulatedExecutors(executors, self.meter)
         self.objects = open_store(self.root)
         self._clock = ManualClock()
         self._background = InlineBackground(deferred=True)
         self._operator = operator_of(STORE, ["key"], aggregate(rows=count(), total=sum_("amount")), (), INPUT)
-        self._work = MadeUpWork(self.executors)
+        self._work = SimulatedWork(self.executors)
         self._ids = 0
         self._step_s: dict[str, float] = {}
         ports = DriverPorts(
@@ -87,14 +87,14 @@ class DriverLoad:
             self._version += 1
             self._clock.advance(BATCH_SECONDS)
             messages = self.executors.messages
-            sent = messages.sent
+            sent_before = messages.sent
             received = messages.received
             started_s = self.meter.seconds()
             self._driver.process(incoming_batch(self._version, self._clock.wall_ms()), [self._operator], self._work)
             self._background.run()
             measured.cpu_s.append(self.meter.seconds() - started_s)
             measured.commit_s.append(self._step_s["after record"] - self._step_s["after sink"])
-            measured.sent_bytes.append(messages.sent - sent)
+            measured.sent_bytes.append(messages.sent - sent_before)
             measured.received_bytes.append(messages.received - received)
         records = self.objects.list(LOG)[-batches:]
         measured.record_bytes = [len(self.objects.get(name) or b"") for name in records]

@@ -113,9 +113,9 @@ def _missing_in(member: Path, manifest: Manifest) -> int:
     for key_group in stacks.key_groups():
         entry = manifest.entry(STORE, key_group)
         stack = stacks.read(key_group)
-        rest = None if stack is None else entry.links_after(stack.head)
-        if rest is None:
+        missing_links = None if stack is None else entry.links_after(stack.head)
+        if missing_links is None:
             missing += (entry.snapshot.length if entry.snapshot else 0) + entry.chain_bytes
         else:
-            missing += sum(part.length for part in rest if part.head.attempt not in sealed)
+            missing += sum(part.length for part in missing_links if part.head.attempt not in sealed)
     return missing

@@ -26,7 +26,7 @@ VICTIM = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class ColdRestore:
     """One cold restore.
 
     ``size`` is the number of bytes that the log lists, and ``fetched`` the number that the batch fetched. It may be
@@ -83,7 +83,7 @@ def cold_restore(size: Size, folder: Path) -> dict[str, object]:
         }
 
 
-def _restored(stage: Stage, query: Query, marks: Path) -> Restored:
+def _restored(stage: Stage, query: Query, marks: Path) -> ColdRestore:
     query.play_until(lambda reports: is_shared(reports, EXECUTORS) and is_calm(reports))
     audit = Audit(query)
     listed_before = audit.look()
@@ -92,7 +92,7 @@ def _restored(stage: Stage, query: Query, marks: Path) -> Restored:
     (cold, cold_s), *warm = query.play(1 + WARM)
     moved = {int(move["key_group"]) for move in cold.moves if move["role"] == "owner"}
     spans = list(_spans(listed_before.manifest, moved, audit.prefix))
-    restored = Restored(
+    restored = ColdRestore(
         sum(span.end - span.start for span in spans),
         cold.fetched_bytes,
         _seconds_to_last_call(marks, cold)

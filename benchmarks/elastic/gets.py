@@ -65,10 +65,10 @@ def _rate(server: DiskS3Server, spans: Sequence[Span], processes: int, threads: 
     shares = [_Share(client, server.bucket, spans[number::processes], threads) for number in range(processes)]  # type: ignore[arg-type]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(_warm, shares, chunksize=1)
-        done = pool.map(_get, shares, chunksize=1)
-    started = min(piece[1] for piece in done)
-    ended = max(piece[2] for piece in done)
-    return sum(piece[0] for piece in done) / (ended - started)
+        read_counts = pool.map(_get, shares, chunksize=1)
+    started = min(piece[1] for piece in read_counts)
+    ended = max(piece[2] for piece in read_counts)
+    return sum(piece[0] for piece in read_counts) / (ended - started)
 
 
 def _warm(share: _Share) -> None:

@@ -68,12 +68,12 @@ def at_revision(revision: str) -> Iterator[Code]:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    completed = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
         raise ConfigError(
-            f"git {arguments[0]} refused: {done.stderr.strip()}", remedy="name a commit of this repository"
+            f"git {arguments[0]} refused: {completed.stderr.strip()}", remedy="name a commit of this repository"
         )
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def product() -> str:
@@ -130,9 +130,9 @@ def _ended(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
         raise
 
 
-def _check(ran: str, code: Code) -> None:
-    if Path(ran) != (code.folder / "riffle_spark").resolve():
-        raise RuntimeError(f"the product of {ran} ran, not that of {code.folder}")
+def _check(revision: str, code: Code) -> None:
+    if Path(revision) != (code.folder / "riffle_spark").resolve():
+        raise RuntimeError(f"the product of {revision} ran, not that of {code.folder}")
 
 
 def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], SideResult]) -> dict[Name, list[SideResult]]:

@@ -90,10 +90,10 @@ def _wait(query: StreamingQuery, batches: int, seconds: float, cpu: BatchCpu | N
         last = query.lastProgress
         if last is not None and first is None:
             first = last["batchId"]
-        done = 0 if last is None or first is None else last["batchId"] - first
+        finished_batches = 0 if last is None or first is None else last["batchId"] - first
         if cpu is not None:
-            cpu.record_batches(done, is_last=done >= batches)
-        if done >= batches > 0:
+            cpu.record_batches(finished_batches, is_last=finished_batches >= batches)
+        if finished_batches >= batches > 0:
             return
         time.sleep(POLL_SECONDS)
     if query.exception() is not None:
@@ -108,14 +108,16 @@ def wait_for_rows(query: StreamingQuery, batches: int, seconds: float, cpu: Batc
     """
     deadline = time.monotonic() + seconds
     newest = -1
-    done = 0
+    done_rows = 0
     while query.isActive and time.monotonic() < deadline:
         last = query.lastProgress
         if last is not None and last["batchId"] != newest:
-            done = done + (last["numInputRows"] > 0) if last["batchId"] == newest + 1 else len(_with_rows(query))
+            done_rows = (
+                done_rows + (last["numInputRows"] > 0) if last["batchId"] == newest + 1 else len(_with_rows(query))
+            )
             newest = last["batchId"]
-        cpu.record_batches(done, is_last=done >= batches)
-        if done >= batches:
+        cpu.record_batches(done_rows, is_last=done_rows >= batches)
+        if done_rows >= batches:
             return _with_rows(query)
         time.sleep(POLL_SECONDS)
     failure = query.exception()

@@ -51,9 +51,9 @@ def _ratios(figures: Mapping[str, float], by_engine: Figures) -> dict[str, float
 
 def table(figures: Figures) -> str:
     """Return a table with a line per figure and a column per engine. A figure that was not measured is a dash."""
-    rest = sorted({name for figure in figures.values() for name in figure} - set(PLACES))
+    other_names = sorted({name for figure in figures.values() for name in figure} - set(PLACES))
     head = f"{'':40}" + "".join(f"{engine:>16}" for engine in figures)
-    return "\n".join([head, *(f"{name:40}" + _cells(figures, name) for name in (*PLACES, *rest))])
+    return "\n".join([head, *(f"{name:40}" + _cells(figures, name) for name in (*PLACES, *other_names))])
 
 
 def _cells(figures: Figures, name: str) -> str:

@@ -15,7 +15,7 @@ from apps.demo.servers import Child, DiskS3Server, KafkaBroker, S3Server
 from benchmarks.peers import flink, kafka_streams, ours
 from benchmarks.peers.flink import FlinkGroup
 from benchmarks.peers.kafka_streams import StreamsGroup
-from benchmarks.peers.moves import Play, Watching
+from benchmarks.peers.moves import Play, WatchedTopics
 from benchmarks.peers.ours import RiffleGroup
 from benchmarks.peers.programs import Programs
 from benchmarks.peers.readings import Downtime, ages_ms
@@ -78,7 +78,7 @@ class Ground:
         rows = int(seconds * FILL_ROWS_PER_S)
         work = Work(topic, self.folder, KEYS, bootstrap=self.broker.bootstrap, topic=topic)
         with ExitStack() as stack:
-            Watching(self.programs, self.broker, work, stack).fill({"rows": rows})
+            WatchedTopics(self.programs, self.broker, work, stack).fill({"rows": rows})
         return rows
 
     @contextmanager
@@ -120,7 +120,7 @@ class Ground:
         each_ms = 100 if engine == "kafka_streams" else 2000
         options: dict[str, Any] = {"each_ms": each_ms, "guarantee": guarantee}
         with self._work(engine, between=True, **options) as work, ExitStack() as stack:
-            watching = Watching(self.programs, self.broker, work, stack)
+            watching = WatchedTopics(self.programs, self.broker, work, stack)
             child = self.start(engine, work)
             stack.callback(child.stop)
             watching.load(LATENCY_ROWS_PER_S, child.check_alive)
@@ -144,7 +144,7 @@ class Ground:
         options |= {"keys": state_mb * 1_000_000 // PAYLOAD, "batch_rows": FILL_BATCH_ROWS}
         with self._work(engine, between=True, **options) as work, ExitStack() as stack:
             group = stack.enter_context(self._group(engine, work, grows))
-            play = Play(Watching(self.programs, self.broker, work, stack), group)
+            play = Play(WatchedTopics(self.programs, self.broker, work, stack), group)
             after = seconds * WATCHED + (PROBING_SECONDS.get(engine, 0.0) if grows else 0.0)
             return play.downtime(grows, seconds / 2, after)
 

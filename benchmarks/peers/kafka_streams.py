@@ -50,8 +50,8 @@ class StreamsGroup(Group):
         """Start an instance with its own folder."""
         number = len(self._instances)
         arguments = {**self._work.arguments, "folder": self._work.folder / str(number)}
-        own = {"client.id": f"i{number}", "num.standby.replicas": self._work.standbys, "num.stream.threads": 1}
-        words = words_of(arguments, {**_settings(self._work), **own, **PATIENCE})
+        options = {"client.id": f"i{number}", "num.standby.replicas": self._work.standbys, "num.stream.threads": 1}
+        words = words_of(arguments, {**_settings(self._work), **options, **PATIENCE})
         self._instances.append(
             self._programs.start(f"{self._work.name}-{number}", "StreamsTotals", words, "streams", 700)
         )

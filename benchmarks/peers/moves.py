@@ -13,7 +13,7 @@ from benchmarks.peers.readings import Downtime, Result, downtime_around, results
 from benchmarks.peers.work import Group, Work
 from riffle_spark.errors import UnavailableError
 
-__all__ = ["Play", "Watching"]
+__all__ = ["Play", "WatchedTopics"]
 
 MEMBERS = 2
 ROWS_PER_S = 2_000
@@ -24,7 +24,7 @@ LOAD_SECONDS = 900
 POLL_SECONDS = 0.3
 
 
-class Watching:
+class WatchedTopics:
     """The topics of a work. Rows are put into the first, and results are read from the second."""
 
     def __init__(self, programs: Programs, broker: KafkaBroker, work: Work, stack: ExitStack) -> None:
@@ -73,7 +73,7 @@ class Watching:
 class Play:
     """One run of a group: fill it with state, put load on it, kill or add members, and watch its results."""
 
-    def __init__(self, watching: Watching, group: Group) -> None:
+    def __init__(self, watching: WatchedTopics, group: Group) -> None:
         self._watching = watching
         self._group = group
 

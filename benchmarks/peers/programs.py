@@ -35,9 +35,11 @@ class Programs:
         all_jars = [jar for jars in self._libraries.values() for jar in jars]
         command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-proc:none", "-d", str(self._classes)]
         command += ["-cp", _path(all_jars), str(ROOM / "jobs")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
-        if done.returncode != 0:
-            raise UnavailableError(f"the Java programs cannot be compiled:\n{done.stderr[-2000:]}", where=str(ROOM))
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+        if completed.returncode != 0:
+            raise UnavailableError(
+                f"the Java programs cannot be compiled:\n{completed.stderr[-2000:]}", where=str(ROOM)
+            )
 
     def start(self, name: str, main: str, words: Sequence[str], library: str, heap_mb: int) -> Child:
         """Start a program, or a main class of a library."""

@@ -10,10 +10,10 @@ from pyspark.sql import Row
 
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["Appending", "Counting", "CountingInPandas", "Expiring", "Mapping"]
+__all__ = ["CountPerKey", "CountingInPandas", "Expiring", "ListPerKey", "Mapping"]
 
 
-class Counting(StatefulProcessor):
+class CountPerKey(StatefulProcessor):
     """Running count per key, in one value state."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -43,7 +43,7 @@ class CountingInPandas(StatefulProcessor):
         yield pd.DataFrame({"key": [key[0]], "count": [count]})
 
 
-class Appending(StatefulProcessor):
+class ListPerKey(StatefulProcessor):
     """A list per key. Each row appends ``times`` elements."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.processors import feeds
-from benchmarks.processors.classes import Appending, Counting, CountingInPandas, Expiring, Mapping
+from benchmarks.processors.classes import CountingInPandas, CountPerKey, Expiring, ListPerKey, Mapping
 from benchmarks.processors.queries import Load
 
 __all__ = ["APPENDED", "LOADS", "MAP_SIZE"]
@@ -23,7 +23,7 @@ Sizes = dict[str, Any]
 
 
 def _counting(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
-    return Load(Counting(), ROWS), feeds.drawn(sizes["keys"], sizes["rows"], sizes["batches"])
+    return Load(CountPerKey(), ROWS), feeds.drawn(sizes["keys"], sizes["rows"], sizes["batches"])
 
 
 def _counting_in_pandas(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
@@ -37,7 +37,7 @@ def _appending(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
     remaining = sizes["length"] - APPENDED * sizes["batches"]
     if remaining > 0:
         times += [*[FILL_ELEMENTS] * (remaining // FILL_ELEMENTS), remaining % FILL_ELEMENTS, *times]
-    return Load(Appending(), f"{ROWS}, times long"), feeds.once_each(sizes["keys"], times)
+    return Load(ListPerKey(), f"{ROWS}, times long"), feeds.once_each(sizes["keys"], times)
 
 
 def _mapping(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
@@ -53,7 +53,7 @@ def _expiring(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
 
 def _counting_many(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
     touched = feeds.drawn(sizes["keys"], sizes["rows"], sizes["batches"])
-    return Load(Counting(), ROWS), chain(feeds.filled(sizes["keys"]), touched)
+    return Load(CountPerKey(), ROWS), chain(feeds.filled(sizes["keys"]), touched)
 
 
 LOADS: dict[str, Callable[[Sizes], tuple[Load, Iterator[pa.Table]]]] = {

@@ -108,8 +108,8 @@ def _enforce_requests(view: View, answer: Assignment, settings: AssignSettings) 
     )
     # Cause: An operator pinned a key-group or drained a member, and the user's own assignor did not obey.
     warning = (
-        "[RIFFLE-0771] The assignor left tasks away from their pin or on a drained member. The default assignor places "
-        f"them: {_join_names(sorted(broken_tasks))}. "
+        "[RIFFLE-0771] The assignor placed tasks elsewhere than on their pinned member, or on a drained member. The "
+        f"default assignor places them: {_join_names(sorted(broken_tasks))}. "
         f"What to do: Obey the pins, drains and filters of the view in the assignor."
     )
     return replace(

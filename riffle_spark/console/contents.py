@@ -40,12 +40,12 @@ def log_command(root: str, limit: int | None, period: "Period", settings: Settin
 
     Times are in UTC. CHANGED ROWS are stored rows that the batch changed. MOVES counts key-groups with a new owner.
     ROLLBACK is the target for `riffle rollback --to`, and `-` if the record is not retained. `riffle rollback
-    --to-time` returns to the newest of these records that was written by that time. All savepoints are listed. Reads
-    the root alone, also while the query runs.
+    --to-time` returns to the newest of these records that was not written after that time. All savepoints are listed.
+    Reads only the root, also while the query runs.
 
-    What happened at 14:05: `riffle log ROOT --since 2026-03-01T14:00Z --until 2026-03-01T14:10Z`. With a period, the
-    moves of its records with their reasons are shown, too. Warnings are those that the driver's status still has, the
-    last 20.
+    What happened at 14:05: `riffle log ROOT --since 2026-03-01T14:00Z --until 2026-03-01T14:10Z`. With a period,
+    the moves of its records are shown too, with their reasons. The warnings are the last 20, from the driver's
+    status.
 
     Missing and damaged records are left out; `riffle verify` finds them.
 
@@ -216,8 +216,8 @@ def stores_command(root: str, settings: Settings, as_json: bool) -> None:
 def where_command(root: str, key: str, store: str | None, settings: Settings, as_json: bool) -> None:
     """Show the key-group of a key, its owner and its standbys, as of the newest record.
 
-    KEY is written as for `riffle state`. The columns that decide the key-group are enough. If the query dispatches by
-    partition, KEY is TOPIC:PARTITION. The state of the key is not read.
+    KEY is written as for `riffle state`. It may consist of only the columns that determine the key-group. If the query
+    dispatches by partition, KEY is TOPIC:PARTITION. The state of the key is not read.
 
     Exit code 1: the key does not fit, or the root has no log. 3: the object store cannot be reached or read.
     """

@@ -22,7 +22,9 @@ def _parse_conf(_context: click.Context, _parameter: click.Parameter, pairs: Seq
 
 
 @click.command("doctor")
-@click.option("--root", callback=check_root, help="Try the rights below this root. By default the configured root.")
+@click.option(
+    "--root", callback=check_root, help="Check the access rights below this root. By default the configured root."
+)
 @click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Connect to these Kafka brokers.")
 @click.option(
     "--conf",

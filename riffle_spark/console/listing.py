@@ -24,11 +24,11 @@ def ls_command(prefix: str, depth: int, settings: Settings, as_json: bool) -> No
     is older than three status intervals. `silent`: the status is older than its interval. `skewed`: the driver's times
     are in the future. `unknown`: there is no status. `damaged`: an object is damaged or missing. `unreadable`: this
     version cannot read it. AGE is the time since the last commit. A folder is a root if its folder `log` has a record
-    of a query. Sends one LIST per folder, and four requests per query. At most 1,000 folders are looked into, those
-    near PREFIX first.
+    of a query. Sends one LIST per folder, and four requests per query. Searches at most 1,000 folders, those near
+    PREFIX first.
 
-    Exit code 0: all roots were read. 1: a root cannot be read, or there are more folders. 3: the store cannot be
-    reached or read.
+    Exit code 0: all roots were read. 1: a root cannot be read, or the limit of 1,000 folders is reached. 3: the store
+    cannot be reached or read.
     """
     from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
     from riffle_spark.offline.root_search import FOLDERS_MAX, find_roots
@@ -68,14 +68,14 @@ def ls_command(prefix: str, depth: int, settings: Settings, as_json: bool) -> No
     elif rows_as_json:
         show_table(table)
     else:
-        echo(f"No query has its root below {prefix}, down to {depth} folders.")
+        echo(f"No root of a query was found below {prefix}, within {depth} levels of folders.")
     for query in () if as_json else filter(lambda query: "error" in query, rows_as_json):
         echo(f"{query['root']}: {query['error']}", err=True)
     if not search.is_complete:
         # Cause: The prefix has many folders, for example those of a table with partitions.
         echo(
-            f"[RIFFLE-1491] There are more than {FOLDERS_MAX} folders below {prefix}. The others were not looked "
-            "into.\n  What to do: Name a longer prefix, or reduce --depth.",
+            f"[RIFFLE-1491] There are more than {FOLDERS_MAX} folders below {prefix}. The others were not "
+            "searched.\n  What to do: Name a longer prefix, or reduce --depth.",
             err=True,
         )
     click.get_current_context().exit(0 if is_whole else 1)

@@ -48,7 +48,7 @@ def moves_command(
     The log has the moves of all retained records. A record of a batch, or of an operator's request, has the moves since
     the record before. Moves since the newest record, made while the query was idle or paused, are read from the
     driver's status, which has the last 100 and is written once per status interval. If the query ends before its next
-    record, they are never stored: the next run starts with the owners of the newest record, and its first status
+    record, these moves are lost: the next run starts with the owners of the newest record, and its first status
     replaces the old one. Records of earlier formats have no moves: their changes of owners are shown with the reason
     `not recorded`.
 

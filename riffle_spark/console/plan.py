@@ -30,7 +30,7 @@ STRATEGIES = ("none", "min_cost", "balance_subtopology")
     help="A scenario file, or a folder of them. May be given several times.",
 )
 @click.option("--add", default=0, type=click.IntRange(0), help="With ROOT: add this many members.")
-@click.option("--add-rack", "add_racks", multiple=True, help="With --add: their racks, in turn, also with commas.")
+@click.option("--add-rack", "add_racks", multiple=True, help="With --add: the racks of these members, in turn: A,B.")
 @click.option("--drop", multiple=True, help="With ROOT: drop this member, executor or host.")
 @click.option("--drop-rack", "drop_racks", multiple=True, help="With ROOT: drop all members of this rack.")
 @click.option("--s3-endpoint", help="With ROOT: base URL of an S3-compatible server.")
@@ -41,7 +41,7 @@ STRATEGIES = ("none", "min_cost", "balance_subtopology")
 @click.option(
     "--strategy",
     type=click.Choice(STRATEGIES),
-    help="Use this rack-aware strategy instead of the file's.",
+    help="Use this rack-aware strategy instead of the configured one.",
 )
 @click.option(
     "--owner-state",
@@ -112,7 +112,12 @@ def _scenarios(
 
 @click.command("simulate")
 @click.argument("world_file", metavar="FILE")
-@click.option("--policy", "policies", multiple=True, help="Play only this one. May be given several times.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    help="Simulate only this placement: riffle or spark. May be given several times.",
+)
 @click.option("--seed", type=click.IntRange(0), help="Use this seed instead of the file's.")
 @click.option("--history", is_flag=True, help="With --json: add every batch's figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per policy, each on one line.")
@@ -121,8 +126,8 @@ def simulate_command(
 ) -> None:
     """Simulate a cluster over time, with riffle_spark and with Spark's own placement of state.
 
-    FILE is a world in JSON, or the name of a world in the package: day, lost_member, rolling_bounce, scale_out,
-    zone_outage.
+    FILE describes the cluster, its load and its events in JSON (docs/simulator.md). Or it is the name of a file in the
+    package: day, lost_member, rolling_bounce, scale_out, zone_outage.
     """
     from riffle_spark.simulate.outcomes import format_table, outcome_to_json
     from riffle_spark.simulate.play import play

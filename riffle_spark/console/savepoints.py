@@ -31,8 +31,8 @@ def savepoint_command() -> None:
     """Keep a batch of a query until its savepoint is deleted.
 
     A savepoint copies nothing. The query deletes no object of its batch, however old the batch is. `riffle rollback
-    --to-savepoint` returns to it, and `riffle fork --savepoint` starts another query from it. The query is stopped, or
-    runs with the setting control = on.
+    --to-savepoint` returns to it, and `riffle fork --savepoint` starts another query from it. To create or delete a
+    savepoint, stop the query or set control = on.
     """
 
 

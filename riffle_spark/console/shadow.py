@@ -32,7 +32,8 @@ _DIFFERENCES_SHOWN = 5
     "--follow",
     metavar="DURATION",
     callback=duration_parser(),
-    help="Read what arrives in the sources for this time, such as 10m. By default only rows that exist now are read.",
+    help="Also read rows that arrive in the sources during this time, such as 10m. By default only rows that exist now "
+    "are read.",
 )
 @click.option(
     "--folder",

@@ -89,7 +89,7 @@ def show_command(
 ) -> None:
     """Show the state of a key.
 
-    The row has not changed since the batch `version`.
+    The field `version` of a row is a batch: the row has not changed since then.
 
     Exit code 1: the key does not fit the store, the batch is not retained, or the root holds no state. 3: the
     object store cannot be reached or read.

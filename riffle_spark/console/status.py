@@ -61,11 +61,11 @@ def status_command(
     most 30 s old. ROWS IN PARTS counts a key once for each snapshot and delta that has it. DISK is the used share, and
     the limit beyond which a member gets no new copies.
 
-    HEALTH is `ok`, or one of these. `failed`: an error ended the query; its class, id and time are shown. `paused`: by
-    an operator. `stopped`. `behind`: records are unread, or a batch runs, and the last commit is older than three
-    intervals of the status. `silent`: the status is more than 15 s older than its interval, so the driver is gone,
-    hangs, or cannot reach the store. `skewed`: the driver's times are more than 60 s in the future. `unknown`: there is
-    no status.
+    HEALTH is `ok`, or one of these. `failed`: an error ended the query; its class, id and time are shown. `paused`: an
+    operator paused the query. `stopped`: the query was stopped. `behind`: records are unread, or a batch runs, and the
+    last commit is older than three intervals of the status. `silent`: the status is more than 15 s older than its
+    interval, so the driver is gone, hangs, or cannot reach the store. `skewed`: the driver's times are more than 60 s
+    in the future. `unknown`: there is no status.
 
     Exit code 0: the status was read. 1: `--max-age` is exceeded, the root has no log, or an object is damaged. 3: the
     store cannot be reached or read.
@@ -98,7 +98,7 @@ def _write_page(state: "RootStatus", file: Path) -> None:
         # Cause: The query ran with status_interval = 0, with an earlier version, or has not committed a batch.
         raise ConfigError(
             "The driver has written no status, so there is no page.",
-            remedy="Show what the log has without --html. For a page, run the query with status_interval above 0.",
+            remedy="Omit --html to show what the log has. For a page, run the query with status_interval above 0.",
             where=state.root,
             id="RIFFLE-1340",
         )

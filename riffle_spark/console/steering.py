@@ -24,7 +24,8 @@ _NOT_IN_TIME = 4
 _NOT_RUNNING = 5
 """Exit code if the query has stopped or is silent, so that nothing answers the request now."""
 _HELP_OF_WAIT = (
-    "Wait for the answer, by default 60 s. Exit code 1: not applied. 4: no answer in time. 5: the query does not run."
+    "Wait for the answer: for DURATION, or 60 s if it is omitted. Exit code 1: the request was not applied. 4: no "
+    "answer in time. 5: the query does not run."
 )
 
 
@@ -273,13 +274,13 @@ def unpin_command(key_group: int | list[object], store: str | None) -> dict[str,
 
 @_steers("rebalance")
 def rebalance_command() -> dict[str, object]:
-    """Compute an assignment now."""
+    """Compute a new assignment of key-groups to members now."""
     return {}
 
 
 @_steers("pause")
 def pause_command() -> dict[str, object]:
-    """Hold the query after its current batch, until resume. A restart of the query ends the pause."""
+    """Pause the query after its current batch, until `riffle resume`. A restart of the query ends the pause."""
     return {}
 
 
@@ -292,7 +293,10 @@ def resume_command() -> dict[str, object]:
 @_steers("set")
 @click.argument("pairs", nargs=-1, required=True, metavar="NAME=VALUE...")
 def set_command(pairs: tuple[str, ...]) -> dict[str, object]:
-    """Change live settings from the next batch on. They stay changed after a restart of the query."""
+    """Change live settings from the next batch on. They stay changed after a restart of the query.
+
+    docs/configuration.md marks these settings as live. Example: `riffle set ROOT num_standbys=2`.
+    """
     changes: dict[str, object] = {}
     for text in pairs:
         name, equals, value = text.partition("=")

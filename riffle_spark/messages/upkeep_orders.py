@@ -75,7 +75,7 @@ class UpkeepOrder:
     The piece starts no work after ``seconds``. It fetches at most ``fetch_bytes`` (``None``: no limit). It continues
     partly fetched snapshots of earlier pieces. It starts no copy while the used share of the disk is above
     ``disk_limit``. With ``wipe`` it first removes all copies and files of the member. With ``measure`` alone it only
-    measures the disk. The driver gives up a piece that has not ended ``timeout_seconds`` after its ``seconds``.
+    measures the disk. The driver cancels a piece that has not ended ``timeout_seconds`` after its ``seconds``.
     """
 
     home: Home
@@ -148,7 +148,7 @@ class UpkeepReceipt:
             ``snapshots_left`` and ``merges_left`` are the same for snapshots and merges.
         merge_bytes: the bytes that were fetched for merges.
         ran: whether the piece ran. If not, ``errors`` explain why.
-        overdue: whether the driver gave up the piece. Its outcome is then unknown.
+        overdue: whether the driver cancelled the piece. Its outcome is then unknown.
         disk: as in a slot's receipt, like ``memory``.
     """
 
@@ -226,7 +226,7 @@ def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:
     """
     # Cause: The Python worker of the piece hangs, or its disk does not answer.
     warning = (
-        f"[RIFFLE-0787] A piece of upkeep had not ended after {seconds:g} s and was given up.\n"
+        f"[RIFFLE-0787] A piece of upkeep had not ended after {seconds:g} s and was cancelled.\n"
         "  What to do: Check the disk and processes of that executor. If they are slow, raise `upkeep_timeout`."
     )
     return UpkeepReceipt(executor, errors=(warning,), ran=False, overdue=True)

@@ -34,7 +34,7 @@ class Metric:
 
 
 LABELS: Final = {
-    "by": "`batch`: slots and driver during batches; `upkeep`: work beside them; `status`: the driver's status object",
+    "by": "`batch`: slots and driver during batches; `upkeep`: background work; `status`: the driver's status object",
     "decision": "`run`, or `repeat` for a batch that was already committed",
     "executor": "Spark's id of an executor that is a member or is awaited. Series of other executors end",
     "id": "the id of a warning ([errors](errors.md)), only of warnings that occurred",

@@ -35,7 +35,7 @@ def translated_errors(log: Log, action: str, conflict: type[RiffleError] = Fence
         refusal = error if is_refused else error.__cause__
         first = refusal.remedy if isinstance(refusal, RefusedError) else "Make the store reachable."
         raise type(error)(
-            f"A command tried to {action}, and it is unknown whether the store did. {error.problem}",
+            f"A command tried to {action}, and it is unknown whether that succeeded. {error.problem}",
             remedy=f"{first} Run the command again before you start the query. A record that was written does no harm.",
             where=error.where,
             id="RIFFLE-0509",

@@ -1,4 +1,4 @@
-"""Copy the state of a batch or a savepoint to a root of its own, for another query (`riffle fork`).
+"""Copy the state of a batch or a savepoint to a new root, for another query (`riffle fork`).
 
 Theory of operation. The query may run at the same time.
 

@@ -235,7 +235,7 @@ def rollback(
     Args:
         root: where the state is stored.
         to: the batch, -1 for the state before the first one. ``record:17`` names a record of the log instead, also
-            one that an earlier rollback gave up. ``savepoint:NAME`` names a savepoint. ``time:2026-11-26T14:00Z`` is
+            one that an earlier rollback discarded. ``savepoint:NAME`` names a savepoint. ``time:2026-11-26T14:00Z`` is
             the state that the query had at that time.
         checkpoint: the query's ``checkpointLocation``. It may be behind the batch.
         options: how to reach the object store.

@@ -1,8 +1,8 @@
 """Find the record that a rollback returns to.
 
 A record is *promised* if no object that it lists has been deleted: it is at or after ``tail.promised``. Records that an
-earlier rollback gave up are not part of the present history. A savepoint keeps its record and its objects, however old
-they are.
+earlier rollback discarded are not part of the present history. A savepoint keeps its record and its objects, however
+old they are.
 """
 
 import re
@@ -181,7 +181,7 @@ def _find_batch_record(log: Log, tail: Record, version: int) -> Record:
 
 
 def current_history(log: Log, tail: Record) -> Iterator[Record]:
-    """Yield the intact records from ``tail`` back, without records that an earlier rollback gave up.
+    """Yield the intact records from ``tail`` back, without records that an earlier rollback discarded.
 
     Reads records by number, because a LIST that lags might omit a rollback. Reads ahead in growing blocks.
     """
@@ -221,7 +221,7 @@ def _fits(manifests: RecordManifests, record: Record) -> bool:
 def read_intact(log: Log, sequences: Sequence[int]) -> dict[int, Record]:
     """Return those of the records with these numbers that exist and can be decoded, by number.
 
-    A record that arrives damaged is read again: skipping a rollback would follow the history that it gave up.
+    A record that arrives damaged is read again: skipping a rollback would follow the history that it discarded.
     """
 
     def read(sequence: int) -> Record | None:

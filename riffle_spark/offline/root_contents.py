@@ -179,7 +179,7 @@ def _sequence_before(record: Record) -> int:
 
 
 def _current_before(objects: ObjectStore, tail: Record, end: int) -> int:
-    """Return the number of the newest record before ``end`` that no later rollback gave up.
+    """Return the number of the newest record before ``end`` that no later rollback discarded.
 
     If there was no later rollback, that takes one request.
     """

@@ -81,7 +81,8 @@ def switch_dispatch(
     Raises:
         ConfigError: the root has no state, or the switch is impossible.
         ConflictError: a key has state in two partitions that would be merged, or the query continued during the call.
-        Example:
+
+    Example:
         >>> switch_dispatch("s3://bucket/state/visits", "key_group", key_groups=512)  # doctest: +SKIP
     """
     options = options or StoreOptions()

@@ -196,7 +196,7 @@ class Cluster(Protocol):
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep, during or between batches; return the receipts.
 
-        A piece that has not ended by its deadline is given up: its receipt is ``overdue``, and others may be missing.
+        A piece that has not ended by its deadline is cancelled: its receipt is ``overdue``, and others may be missing.
         Raises ``UnavailableError`` if upkeep cannot run now.
         """
         ...

@@ -250,7 +250,7 @@ class RunningJob:
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
             self._failures.record_failure(_LOOK, seconds)
             # Cause: The housekeeping of an idle query failed, for example because the store did not answer.
-            # Remedy: The error names it. Otherwise do nothing, because the work is retried.
+            # Remedy: Follow the remedy of the error. If it has none, do nothing, because the work is retried.
             _logger.warning("[RIFFLE-0309] Work between batches failed and is retried later: %s", error)
         else:
             self._failures.forget(_LOOK)

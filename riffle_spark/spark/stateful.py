@@ -56,7 +56,8 @@ class Stateful:
         watermark: A timestamp column and a delay, such as ``("at", "10 minutes")``. A row whose time is more than the
             delay before the newest time seen is late. Late rows are dropped and counted.
         initial_state: A frame with the key columns. A processor gets its rows with the first batch of the store.
-        initial_state_name: Another name makes a running query apply ``initial_state`` once, with its next batch.
+        initial_state_name: Name of the initial state. With a name, a query that already has state also loads it: once,
+            with its next batch.
 
     Raises:
         ConfigError: If an argument is invalid. Columns are checked when the first batch runs.
@@ -200,7 +201,7 @@ class JobOperations:
             self._driver.ownership.placement.listener = listener
 
     def pause(self) -> None:
-        """Hold the query after its current batch. It stays alive and keeps its assignment."""
+        """Pause the query after its current batch. It stays alive and keeps its assignment."""
         self._is_held = False
         self._gate.close()
 
@@ -272,7 +273,7 @@ class JobOperations:
         return self._running_driver().operations.remove_worker()
 
     def request_rebalance(self) -> None:
-        """Compute an assignment before the next batch."""
+        """Compute a new assignment of key-groups to members before the next batch."""
         self._running_driver().operations.request_rebalance()
 
     def reconfigure(self, **changes: object) -> Settings:
@@ -460,7 +461,7 @@ class StatefulJob(JobOperations):
         except Exception as error:
             if is_interruption(error):
                 raise Py4JJavaError from None
-            _logger.exception("on_report failed; the batch is committed, and the query goes on")
+            _logger.exception("on_report failed; the batch is committed, and the query continues")
 
 
 def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:

@@ -106,8 +106,8 @@ def transform_with_state(  # noqa: PLR0913 - the arguments of Spark's method and
         output_mode: ``append`` or ``update``. Both pass every output row to the sink.
         time_mode: ``None``, ``ProcessingTime`` or ``EventTime``. Event time needs a watermark.
         initial_state: A frame with the key columns, for ``handleInitialState`` in the first batch of the store.
-        initial_state_name: Another name makes a running query apply ``initial_state`` once, with its next batch. Keys
-            that have state by then get it, too.
+        initial_state_name: Name of the initial state. With a name, a query that already has state also loads it: once,
+            with its next batch. Keys that already have state get it, too.
         store: Name of the state, unique within a query.
         watermark: A timestamp column and a delay, such as ``("at", "10 minutes")``. The default is the watermark that
             ``withWatermark`` set on the input.
@@ -180,8 +180,8 @@ def transform_with_state_in_pandas(  # noqa: PLR0913 - the arguments of Spark's 
         output_mode: ``append`` or ``update``. Both pass every output row to the sink.
         time_mode: ``None``, ``ProcessingTime`` or ``EventTime``. Event time needs a watermark.
         initial_state: A frame with the key columns, for ``handleInitialState`` in the first batch of the store.
-        initial_state_name: Another name makes a running query apply ``initial_state`` once, with its next batch. Keys
-            that have state by then get it, too.
+        initial_state_name: Name of the initial state. With a name, a query that already has state also loads it: once,
+            with its next batch. Keys that already have state get it, too.
         store: Name of the state, unique within a query.
         watermark: A timestamp column and a delay, such as ``("at", "10 minutes")``. The default is the watermark that
             ``withWatermark`` set on the input.

@@ -3,7 +3,7 @@
 Theory of operation.
 
 1. ``tail.promised`` is the oldest record whose objects are retained. Older records are not offered.
-2. A rollback gives up the records between its target and itself. So the history is a list of *stretches*: ranges of
+2. A rollback discards the records between its target and itself. So the history is a list of *stretches*: ranges of
    record numbers without a rollback in between. The number of rollbacks in a record never decreases, so a stretch's
    start is found by bisection.
 3. Within a stretch a record's batch id is at most one above that of the record before. So the record of a batch is

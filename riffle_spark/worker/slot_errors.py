@@ -18,7 +18,7 @@ def out_of_memory_error(problem: str) -> ConfigError:
     """
     return ConfigError(
         f"A slot's rows do not fit into its Python worker: {problem}.",
-        remedy="Have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), raise "
+        remedy="Read fewer rows per batch (maxOffsetsPerTrigger, maxFilesPerTrigger), raise "
         "spark.executor.pyspark.memory, or use fewer cores per executor.",
         where="memory",
         id="RIFFLE-0484",

@@ -117,9 +117,14 @@ def test_pointer_standbys_converge_without_warm_ups(
         before = caught_up(before, done, points=True)
         if not done.needs_probe:
             break
-    again = assign(before, settings)
+    second_assignment = assign(before, settings)
     assert not done.needs_probe
-    assert (again.owners, again.standbys, again.warmups, again.moves) == (done.owners, done.standbys, {}, ())
+    assert (
+        second_assignment.owners,
+        second_assignment.standbys,
+        second_assignment.warmups,
+        second_assignment.moves,
+    ) == (done.owners, done.standbys, {}, ())
 
 
 def test_drains_of_stateless_tasks_leave_room_for_warm_ups() -> None:
@@ -173,13 +178,13 @@ def test_removing_a_member_moves_only_its_tasks(group: Group, standbys: int) -> 
     """
     settings = configured(max_warmup_replicas=50, num_standbys=standbys)
     before = settled(replace(group, lags={m: {} for m in group.members}), settings).after
-    gone = sorted(before.members)[0]
+    removed_member = sorted(before.members)[0]
     if len(before.members) == 1:
         return
-    view = before.apply_event(Event(drop=(gone,))).view()
+    view = before.apply_event(Event(drop=(removed_member,))).view()
     first = assign(view, settings)
     moved = {each for each, owner in first.owners.items() if owner != before.owners[each]}
-    lost = {each for each, owner in before.owners.items() if owner == gone}
+    lost = {each for each, owner in before.owners.items() if owner == removed_member}
     assert lost <= moved
     assert all(first.owners[each] in view.standbys.get(each, ()) for each in moved - lost)
     assert moved == lost or first.owners == first.target
@@ -190,9 +195,9 @@ def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
     """A balanced group stays unchanged, even if the previous target is unknown."""
     settings = configured(max_warmup_replicas=50, num_standbys=standbys)
     after = settled(group, settings).after
-    again = assign(replace(after.view(), target={}), settings)
-    assert not again.moves
-    assert not again.needs_probe
+    second_assignment = assign(replace(after.view(), target={}), settings)
+    assert not second_assignment.moves
+    assert not second_assignment.needs_probe
 
 
 @given(group=groups(), seed=st.integers(0, 1000))
@@ -206,8 +211,8 @@ def test_the_order_of_the_input_does_not_matter(group: Group, seed: int) -> None
         tasks=_shuffled(before.tasks, seed),
         owners=dict(_shuffled(tuple(before.owners.items()), seed)),
         lags={
-            each: dict(_shuffled(tuple(held.items()), seed))
-            for each, held in _shuffled(tuple(before.lags.items()), seed)
+            each: dict(_shuffled(tuple(lag_by_member.items()), seed))
+            for each, lag_by_member in _shuffled(tuple(before.lags.items()), seed)
         },
     )
     assert repr(assign(before, settings)) == repr(assign(shuffled, settings))

@@ -48,11 +48,11 @@ def test_an_exception_of_a_custom_assignor_keeps_the_last_assignment() -> None:
     before = view("a:0-1 b:2-3")
     done = assign(before, replace(SETTINGS, assignor=raising_assignor))
     assert done.owners == before.owners
-    (said,) = done.warnings
-    assert "KeyError: 'g_0 is new'" in said
-    assert "The last assignment stays" in said
-    assert "test_custom_assignor.py, line " in said
-    assert "in chosen_by" in said
+    (warning,) = done.warnings
+    assert "KeyError: 'g_0 is new'" in warning
+    assert "The last assignment stays" in warning
+    assert "test_custom_assignor.py, line " in warning
+    assert "in chosen_by" in warning
     left = replace(before, members=before.members[:1])
     assert set(assign(left, replace(SETTINGS, assignor=raising_assignor)).owners.values()) == {"a"}
 
@@ -136,22 +136,22 @@ def test_numpy_integers_in_an_assignment_become_python_integers() -> None:
     assert {type(members) for members in done.standbys.values()} == {tuple}
 
 
-class Counting:
+class CountingAssignor:
     """An assignor that counts its instances and calls."""
 
     made = 0
     calls = 0
 
     def __init__(self) -> None:
-        Counting.made += 1
+        CountingAssignor.made += 1
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the hash assignment and count the call."""
-        Counting.calls += 1
+        CountingAssignor.calls += 1
         return assign(before, replace(settings, assignor="hash"))
 
 
-class Unmade:
+class FailingConstructor:
     """An assignor class whose constructor fails."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Unmade:
 def test_an_assignor_class_whose_constructor_fails_is_refused() -> None:
     """A class whose constructor fails is refused when the query starts, with RIFFLE-0110."""
     with pytest.raises(ConfigError, match="RIFFLE-0110"):
-        assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:Unmade"))
+        assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:FailingConstructor"))
 
 
 def test_a_custom_assignor_is_loaded_by_its_dotted_path() -> None:

@@ -35,7 +35,7 @@ class Cluster:
     def lose(self, member: str, *, awaited: bool) -> None:
         """Lose a member and its disk."""
         view = self.view
-        gone = next(each for each in view.members if each.id == member)
+        lost_member = next(each for each in view.members if each.id == member)
         owned = {each: member for each, owner in view.owners.items() if owner == member}
         self.view = replace(
             view,
@@ -43,8 +43,11 @@ class Cluster:
             owners={each: owner for each, owner in view.owners.items() if owner != member},
             standbys=_without(view.standbys, member),
             warmups=_without(view.warmups, member),
-            lags={each: {m: lag for m, lag in held.items() if m != member} for each, held in view.lags.items()},
-            awaited=(*view.awaited, gone) if awaited else view.awaited,
+            lags={
+                each: {m: lag for m, lag in lag_by_member.items() if m != member}
+                for each, lag_by_member in view.lags.items()
+            },
+            awaited=(*view.awaited, lost_member) if awaited else view.awaited,
             prior_owners={**view.prior_owners, **{each: view.prior_owners.get(each, member) for each in owned}}
             if awaited
             else view.prior_owners,
@@ -69,21 +72,25 @@ class Cluster:
             self._check_standbys(done)
             self.view = caught_up(self.view, done)
             if not done.needs_probe:
-                again = assign(self.view, self.settings)
-                same = (again.owners, again.standbys, again.moves) == (done.owners, done.standbys, ())
-                assert same or self.view.awaited, again.moves
+                next_assignment = assign(self.view, self.settings)
+                same = (next_assignment.owners, next_assignment.standbys, next_assignment.moves) == (
+                    done.owners,
+                    done.standbys,
+                    (),
+                )
+                assert same or self.view.awaited, next_assignment.moves
                 return done
         raise AssertionError(f"does not converge: {done.probe_reason}")
 
     def _check_standbys(self, done: Assignment) -> None:
         able = [each for each in self.view.members if each.id not in self.view.drained] or self.view.members
-        wanted = min(self.settings.num_standbys, len(able) - 1)
+        expected = min(self.settings.num_standbys, len(able) - 1)
         durable = [each.id for each in self.view.tasks if each.kind == "stateful"]
-        assert {len(done.standbys.get(each, ())) for each in durable} <= {wanted}
+        assert {len(done.standbys.get(each, ())) for each in durable} <= {expected}
 
 
 def _without(copies: Mapping[TaskId, tuple[str, ...]], member: str) -> dict[TaskId, tuple[str, ...]]:
-    return {each: tuple(m for m in held if m != member) for each, held in copies.items()}
+    return {each: tuple(m for m in holders if m != member) for each, holders in copies.items()}
 
 
 def cluster(members: str, counts: Mapping[str, int], settings: AssignSettings = SETTINGS) -> Cluster:
@@ -93,9 +100,9 @@ def cluster(members: str, counts: Mapping[str, int], settings: AssignSettings = 
         for group, count in counts.items()
         for number in range(count)
     )
-    made = Cluster(View(tuple(map(Member, members)), tasks), settings)
-    made.settle()
-    return made
+    new_cluster = Cluster(View(tuple(map(Member, members)), tasks), settings)
+    new_cluster.settle()
+    return new_cluster
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["planned", "awaited"])
@@ -155,5 +162,5 @@ def test_simultaneous_drains_losses_and_joins_converge(
 def _check_left(world: Cluster, done: Assignment) -> None:
     live, drained = {each.id for each in world.view.members}, world.view.drained
     if live - drained:
-        copies = {member for held in (*done.standbys.values(), *done.warmups.values()) for member in held}
+        copies = {member for holders in (*done.standbys.values(), *done.warmups.values()) for member in holders}
         assert not drained & ({*done.owners.values()} | copies)

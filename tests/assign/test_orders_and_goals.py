@@ -56,7 +56,7 @@ def test_every_assignor_obeys_pins_and_drains_in_the_end(assignor: str | Assigno
     done = settled(before, replace(SETTINGS, assignor=assignor, exclude=exclude, num_standbys=standbys))
     assert {each: done.owners[each] for each in pins} == pins
     assert not drained & set(done.owners.values())
-    assert not drained & {member for held in done.standbys.values() for member in held}
+    assert not drained & {member for holders in done.standbys.values() for member in holders}
 
 
 def test_warm_ups_of_drains_and_of_a_custom_assignor_share_one_limit() -> None:

@@ -20,7 +20,7 @@ from benchmarks.elastic.replay import one_owner
 from benchmarks.kit.cases import Player, run
 from benchmarks.kit.cpu import BatchCpu, own_cpu_s, tree_cpu_s
 from benchmarks.kit.side import Code
-from benchmarks.processor import CASES, Compared
+from benchmarks.processor import CASES, ComparedResults
 from benchmarks.processors.play import NOT_PLAYED, Played, Side, play
 from benchmarks.totals import figures as totals
 from riffle_spark.assign.model import AssignSettings, Member
@@ -178,7 +178,7 @@ def _played(*seconds: float) -> Played:
 
 def test_the_ratio_to_a_revision_is_the_median_of_ratios_per_round() -> None:
     """The ratio to the older revision is the median of the ratios of each round."""
-    compared_times = Compared([_played(1, 1), _played(2, 2)], [_played(2, 2), _played(8, 8)], _played(9, 9))
+    compared_times = ComparedResults([_played(1, 1), _played(2, 2)], [_played(2, 2), _played(8, 8)], _played(9, 9))
     assert compared_times.vs_before() == 3.0
     assert compared_times.batch_s() == 1.5
     assert compared_times.rows_per_s == pytest.approx(100 / 1.5)

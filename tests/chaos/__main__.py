@@ -20,7 +20,6 @@ from tests.chaos.disk_faults import CLOCK_FAULTS, DISK_FAULTS, OPERATOR_FAULTS
 from tests.chaos.drawing import fewer_than
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.faults import PROCESS_FAULTS, STORE_FAULTS, Kind
-from tests.chaos.room import Room, Size, run_in_folder
 from tests.chaos.run_of_chaos import (
     Lane,
     Outcome,
@@ -32,6 +31,7 @@ from tests.chaos.run_of_chaos import (
     reports,
     settled_verdicts,
 )
+from tests.chaos.system_under_test import Size, SystemUnderTest, run_in_folder
 
 FAMILIES: Mapping[str, Mapping[str, Kind]] = {
     "store": STORE_FAULTS,
@@ -60,26 +60,26 @@ class Chaos:
     def run(self) -> Outcome:
         """Start everything, inject faults for the given time, and compare."""
         options = self._options
-        with Room(self._folder, options.seed, Size(rate=round(SPARE * options.rate))) as room:
+        with SystemUnderTest(self._folder, options.seed, Size(rate=round(SPARE * options.rate))) as system:
             self.say(f"servers run in {self._folder}")
-            room.start_producer()
-            await_first_batches(room)
+            system.start_producer()
+            await_first_batches(system)
             self.say("every query has committed a batch")
-            lanes = [Lane(name, room, kinds, self._tally, self.say) for name, kinds in self.families().items()]
+            lanes = [Lane(name, system, kinds, self._tally, self.say) for name, kinds in self.families().items()]
             try:
                 for lane in lanes:
                     lane.start()
                 time.sleep(options.minutes * 60)
             finally:
                 lanes_over(lanes)
-            sent = room.stop_producer()
+            sent = system.stop_producer()
             self.say(f"{sent['events']:.0f} events sent, the broker holds {sent['held']:.0f}")
             events = int(sent["events"])
-            caught_up = catch_up(room, events, self.say)
-            room.end_all_windows()
-            query_verdicts = settled_verdicts(room, events)
-            room.stop_driver()
-            return self._outcome(room, sent, query_verdicts, caught_up=caught_up)
+            caught_up = catch_up(system, events, self.say)
+            system.end_all_windows()
+            query_verdicts = settled_verdicts(system, events)
+            system.stop_driver()
+            return self._outcome(system, sent, query_verdicts, caught_up=caught_up)
 
     def families(self) -> dict[str, dict[str, Kind]]:
         """Return the kinds of faults of each lane, without the excluded ones."""
@@ -87,10 +87,15 @@ class Chaos:
         return {name: {k: v for k, v in kinds.items() if k not in without} for name, kinds in FAMILIES.items()}
 
     def _outcome(
-        self, room: Room, sent: Mapping[str, float], final_figures: Mapping[str, object], *, caught_up: bool
+        self,
+        system: SystemUnderTest,
+        sent: Mapping[str, float],
+        final_figures: Mapping[str, object],
+        *,
+        caught_up: bool,
     ) -> Outcome:
         by_query = {query: asdict(verdict) for query, verdict in final_figures.items()}  # type: ignore[call-overload]
-        batch_reports = {query: reports(room.folder / "reports" / f"{query}.jsonl") for query in QUERIES}
+        batch_reports = {query: reports(system.folder / "reports" / f"{query}.jsonl") for query in QUERIES}
         committed = {
             q: sum(r["decision"] == "run" for r in query_reports) for q, query_reports in batch_reports.items()
         }
@@ -98,12 +103,12 @@ class Chaos:
             name: sum(query_figures[name] for query_figures in by_query.values())
             for name in ("lost", "doubled", "wrong")
         }
-        calls = sum(len(list((room.folder / "out" / q).glob("*/_SUCCESS"))) for q in QUERIES)
+        calls = sum(len(list((system.folder / "out" / q).glob("*/_SUCCESS"))) for q in QUERIES)
         batches = sum(committed.values())
         required_kinds = [kind for kinds in self.families().values() for kind in kinds]
         few = fewer_than(self._options.least, required_kinds, self._tally.happened)
         rate = sent["events"] / sent["seconds"]
-        share = committed_share(room.folder / "begun", batch_reports)
+        share = committed_share(system.folder / "begun", batch_reports)
         not_met = [f"{kind} happened {times} times" for kind, times in few.items()]
         not_met += [f"{rate:.0f} rows/s"] if rate < self._options.rate else []
         not_met += [f"{share:.0%} of batches committed"] if share < LEAST_COMMITTED else []
@@ -121,8 +126,8 @@ class Chaos:
             rows_per_second=round(rate),
             committed_share=round(share, 3),
             repeated_deliveries=max(0, calls - batches),
-            drivers=room.drivers,
-            failures=room.failures,
+            drivers=system.drivers,
+            failures=system.failures,
             broken=self._tally.broken,
             not_met=not_met + ([f"{differing} deliveries differ or are missing"] if differing else []),
             by_query=by_query,

@@ -15,9 +15,9 @@ from typing import Literal
 from tests.chaos.clocks import set_clock
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.faults import Fault, Kind
-from tests.chaos.room import Room
+from tests.chaos.system_under_test import SystemUnderTest
 from tests.kit.damage.damager import Damager
-from tests.kit.refusing_disks import on_a_disk_of_its_own
+from tests.kit.failing_disks import own_disk
 
 __all__ = ["CLOCK_FAULTS", "DISK_FAULTS", "OPERATOR_FAULTS"]
 
@@ -33,22 +33,22 @@ class RefusingFolder(Fault):
 
     way: Literal["full", "read-only"] = "full"
 
-    def __init__(self, room: Room, chance: random.Random) -> None:
-        super().__init__(room, chance)
+    def __init__(self, system: SystemUnderTest, chance: random.Random) -> None:
+        super().__init__(system, chance)
         self._stack = ExitStack()
 
     def inject(self) -> bool:
         for _ in range(TRIES):
-            folders = sorted(folder for folder in self.room.folder.glob("local/*/m*") if folder.is_dir())
+            folders = sorted(folder for folder in self.system.folder.glob("local/*/m*") if folder.is_dir())
             if not folders:
                 return False
             folder = self.chance.choice(folders)
             shutil.rmtree(folder.with_name(f".{folder.name}.kept"), ignore_errors=True)
             with suppress(shutil.Error, FileNotFoundError):  # the query keeps changing the folder
-                disk = self._stack.enter_context(on_a_disk_of_its_own(folder, self.way))
+                disk = self._stack.enter_context(own_disk(folder, self.way))
                 self.description = f"{folder.name}: {disk.how}"
                 if disk.mounted:  # without a mount the disk would break the folder itself, and nothing would restore it
-                    disk.refuse()
+                    disk.fail()
                 return disk.mounted
         return False
 
@@ -66,7 +66,7 @@ class DamagedFiles(Fault):
     """Flip bytes of local copies, and truncate, swap or remove their files, while the query runs."""
 
     def inject(self) -> bool:
-        damager = Damager(self.room.folder / "local", self.chance)
+        damager = Damager(self.system.folder / "local", self.chance)
         done = []
         for _ in range(DAMAGES):
             with suppress(OSError):  # a file may be deleted in the meantime
@@ -75,13 +75,13 @@ class DamagedFiles(Fault):
         return any(done)
 
 
-class ClockApart(Fault):
+class ClockSkew(Fault):
     """Set the clock of one host's executors, of Java and Python, up to ten minutes apart, and reset it later."""
 
     _clock: Path | None = None
 
     def inject(self) -> bool:
-        self._clock = self.chance.choice(self.room.clocks) if self.room.clocks else None
+        self._clock = self.chance.choice(self.system.clocks) if self.system.clocks else None
         if self._clock is None:
             return False
         seconds = self.chance.choice([-1, 1]) * self.chance.uniform(2, MOST_SECONDS_APART)
@@ -94,67 +94,67 @@ class ClockApart(Fault):
             set_clock(self._clock, 0.0)
 
 
-class Asked(Fault):
+class OperatorRequest(Fault):
     """An operator's request to a query, which is revoked later."""
 
-    def __init__(self, room: Room, chance: random.Random) -> None:
-        super().__init__(room, chance)
+    def __init__(self, system: SystemUnderTest, chance: random.Random) -> None:
+        super().__init__(system, chance)
         self.query = chance.choice(QUERIES)
         self._back: tuple[object, ...] = ()
 
-    def asked(self, call: str, *arguments: object) -> bool:
+    def send_request(self, call: str, *arguments: object) -> bool:
         """Send a request. Return whether it was done. A driver that is killed in the meantime does not answer."""
-        answer = self.room.ask(self.query, call, *arguments)
+        answer = self.system.ask(self.query, call, *arguments)
         self.description = f"{self.query}: {call} {arguments}: {answer}"
         return bool(answer == "done")
 
-    def taken_back(self, call: str, *arguments: object) -> None:
+    def revoke(self, call: str, *arguments: object) -> None:
         """Revoke the request, again if the driver is killed. Raises ``TimeoutError`` if no driver answers."""
         for _ in range(TRIES):
-            if (answer := self.room.ask(self.query, call, *arguments)) is not None:
+            if (answer := self.system.ask(self.query, call, *arguments)) is not None:
                 self.description += f"; {call}: {answer}"
                 return
         raise TimeoutError(f"{self.query} has not answered to {call} {arguments}")
 
     def member(self) -> str | None:
         """Return a live member, if the driver reports one."""
-        members = self.room.ask(self.query, "members")
+        members = self.system.ask(self.query, "members")
         live = [identity for identity, _, state in members if state != "awaited"] if isinstance(members, list) else []
         return self.chance.choice(live) if live else None
 
 
-class Rebalance(Asked):
+class Rebalance(OperatorRequest):
     """Request a rebalance."""
 
     def inject(self) -> bool:
-        return self.asked("request_rebalance")
+        return self.send_request("request_rebalance")
 
 
-class Drain(Asked):
+class Drain(OperatorRequest):
     """Drain a member, and undrain it later."""
 
     def inject(self) -> bool:
         member = self.member()
         self._back = (member,)
-        return member is not None and self.asked("drain", member)
+        return member is not None and self.send_request("drain", member)
 
     def heal(self) -> None:
         if self._back and self._back[0] is not None:
-            self.taken_back("undrain", *self._back)
+            self.revoke("undrain", *self._back)
 
 
-class Pin(Asked):
+class Pin(OperatorRequest):
     """Pin a key-group to a member, and unpin it later."""
 
     def inject(self) -> bool:
         member = self.member()
         group = self.chance.randrange(32)
         self._back = (group,)
-        return member is not None and self.asked("pin", group, member)
+        return member is not None and self.send_request("pin", group, member)
 
     def heal(self) -> None:
         if self._back:
-            self.taken_back("unpin", *self._back)
+            self.revoke("unpin", *self._back)
 
 
 class Rollback(Fault):
@@ -162,22 +162,22 @@ class Rollback(Fault):
 
     def inject(self) -> bool:
         query = self.chance.choice(QUERIES)
-        if len(self.room.committed_batches(query)) <= ROLLED_BACK[1]:
+        if len(self.system.committed_batches(query)) <= ROLLED_BACK[1]:
             return False
-        with self.room.paused_driver():
-            done = self.room.committed_batches(query)
+        with self.system.paused_driver():
+            done = self.system.committed_batches(query)
             to = done[-1] - self.chance.randint(*ROLLED_BACK)
             self.description = f"{query} from {done[-1]} to {to}"
             return self._rolled_back(query, to)
 
     def _rolled_back(self, query: str, to: int) -> bool:
-        command = [sys.executable, "-m", "riffle_spark", "rollback", f"s3://{self.room.store.bucket}/{query}"]
-        command += ["--checkpoint", str(self.room.folder / "checkpoint" / query), "--to", str(to), "--execute"]
-        command += ["--conf-file", str(self.room.conf_file)]
+        command = [sys.executable, "-m", "riffle_spark", "rollback", f"s3://{self.system.store.bucket}/{query}"]
+        command += ["--checkpoint", str(self.system.folder / "checkpoint" / query), "--to", str(to), "--execute"]
+        command += ["--conf-file", str(self.system.conf_file)]
         for _ in range(TRIES):  # the store may fail at the same time
             done = subprocess.run(
                 command,
-                env=self.room.environment,
+                env=self.system.environment,
                 capture_output=True,
                 text=True,
                 check=False,
@@ -194,7 +194,7 @@ DISK_FAULTS: Mapping[str, Kind] = {
     "disk read-only": Kind(ReadOnlyFolder, (8.0, 15.0)),
     "damaged files": Kind(DamagedFiles),
 }
-CLOCK_FAULTS: Mapping[str, Kind] = {"clocks apart": Kind(ClockApart, (5.0, 15.0))}
+CLOCK_FAULTS: Mapping[str, Kind] = {"clocks apart": Kind(ClockSkew, (5.0, 15.0))}
 OPERATOR_FAULTS: Mapping[str, Kind] = {
     "rebalance": Kind(Rebalance),
     "drain": Kind(Drain, (8.0, 15.0)),

@@ -161,14 +161,14 @@ def main(arguments: Arguments) -> None:
     """Run the queries until the first one ends."""
     builder = SparkSession.builder.appName("chaos")
     spark = riffle.configure(builder, kafka=False).getOrCreate()
-    asked_to_end = list[bool]()  # A list, because the signal may arrive while this thread holds the lock of an event.
-    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
+    end_requests = list[bool]()  # A list, because the signal may arrive while this thread holds the lock of an event.
+    signal.signal(signal.SIGTERM, lambda *_: end_requests.append(True))
     riffle.warm_up(spark, riffle.Settings(**arguments.settings))
     driver = Driver(spark, arguments)
     driver.start()
     requests = Path(arguments.folder) / "asked"
     threading.Thread(target=driver.obey, args=(requests,), daemon=True).start()
-    while not asked_to_end:
+    while not end_requests:
         time.sleep(POLL_SECONDS)
         if len(spark.streams.active) < len(QUERIES):
             spark.streams.awaitAnyTermination(1)

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from tests.chaos.processes import busiest, drivers, holders, python_workers, send
-from tests.chaos.room import APP, Room
 from tests.chaos.store_proxy import TROUBLES, Trouble
+from tests.chaos.system_under_test import APP, SystemUnderTest
 
 __all__ = ["PROCESS_FAULTS", "STORE_FAULTS", "Fault", "Kind"]
 
@@ -33,8 +33,8 @@ class Fault(ABC):
     whether the fault had an effect.
     """
 
-    def __init__(self, room: Room, chance: random.Random) -> None:
-        self.room = room
+    def __init__(self, system: SystemUnderTest, chance: random.Random) -> None:
+        self.system = system
         self.chance = chance
         self.description = ""
 
@@ -54,7 +54,7 @@ class Fault(ABC):
 class Kind(NamedTuple):
     """The constructor of a kind of fault, and the range of its duration in seconds."""
 
-    make: Callable[[Room, random.Random], Fault]
+    make: Callable[[SystemUnderTest, random.Random], Fault]
     holds: tuple[float, float] = (0.0, 0.0)
 
 
@@ -63,20 +63,20 @@ class StoreTrouble(Fault):
 
     kind = ""
 
-    def __init__(self, room: Room, chance: random.Random) -> None:
-        super().__init__(room, chance)
-        self._before = room.proxy.met[self.kind]
+    def __init__(self, system: SystemUnderTest, chance: random.Random) -> None:
+        super().__init__(system, chance)
+        self._before = system.proxy.met[self.kind]
 
     def inject(self) -> bool:
         share = 0.2 if self.kind == "slow" else SHARE
-        self.room.proxy.trouble = Trouble(self.kind, share)
+        self.system.proxy.trouble = Trouble(self.kind, share)
         return True
 
     def heal(self) -> None:
-        self.room.proxy.trouble = None
+        self.system.proxy.trouble = None
 
     def came(self) -> bool:
-        met = self.room.proxy.met[self.kind] - self._before
+        met = self.system.proxy.met[self.kind] - self._before
         self.description = f"{met} requests met it"
         return met > 0
 
@@ -84,12 +84,12 @@ class StoreTrouble(Fault):
 class StoreRefuses(Fault):
     """The store refuses connections, and open connections are closed."""
 
-    def __init__(self, room: Room, chance: random.Random) -> None:
-        super().__init__(room, chance)
+    def __init__(self, system: SystemUnderTest, chance: random.Random) -> None:
+        super().__init__(system, chance)
         self._stack = ExitStack()
 
     def inject(self) -> bool:
-        self._stack.enter_context(self.room.proxy.refusing())
+        self._stack.enter_context(self.system.proxy.refusing())
         return True
 
     def heal(self) -> None:
@@ -120,42 +120,42 @@ class Signalled(Fault):
             send(self._pid, signal.SIGCONT)
 
 
-class AnExecutor(Signalled):
+class ExecutorKill(Signalled):
     """A random executor."""
 
     def victim(self) -> int | None:
-        executors = self.room.executors()
+        executors = self.system.executors()
         return self.chance.choice(executors) if executors else None
 
 
-class AWorkerInASlot(Signalled):
+class SlotWorkerKill(Signalled):
     """The busiest Python worker that does no upkeep."""
 
     def victim(self) -> int | None:
-        workers = [pid for executor in self.room.executors() for pid in python_workers(executor)]
+        workers = [pid for executor in self.system.executors() for pid in python_workers(executor)]
         return busiest(pid for pid in workers if pid not in self._at_upkeep())
 
     def _at_upkeep(self) -> list[int]:
-        return holders(self.room.folder.glob("local/*/*/upkeep"))
+        return holders(self.system.folder.glob("local/*/*/upkeep"))
 
 
-class AWorkerInUpkeep(AWorkerInASlot):
+class UpkeepWorkerKill(SlotWorkerKill):
     """A Python worker that does upkeep, recognised by the lock that it holds."""
 
     def victim(self) -> int | None:
         upkeep_pids = self._at_upkeep()
-        worker_pids = [pid for executor in self.room.executors() for pid in python_workers(executor)]
+        worker_pids = [pid for executor in self.system.executors() for pid in python_workers(executor)]
         return next((pid for pid in upkeep_pids if pid in worker_pids), None)
 
 
-class TheDriver(Fault):
+class DriverKill(Fault):
     """Send SIGKILL to the driver: to its Java process, its Python process or both."""
 
     def inject(self) -> bool:
-        java, python = drivers(self.room.driver_pids(), APP.name)
+        java, python = drivers(self.system.driver_pids(), APP.name)
         if not java or not python:
             return False
-        self.room.expected_to_end.set()
+        self.system.expected_to_end.set()
         which = self.chance.choice(["Java", "Python", "both"])
         self.description = which
         for pid in {"Java": java, "Python": python, "both": [*java, *python]}[which]:
@@ -163,32 +163,32 @@ class TheDriver(Fault):
         return True
 
 
-class AWorkerDaemon(Fault):
+class WorkerDaemonKill(Fault):
     """Send SIGKILL to a worker of the cluster and its executors. The worker returns later with its folders."""
 
     _index: int | None = None
 
     def inject(self) -> bool:
-        self._index = self.chance.randrange(self.room.size.workers)
-        self.description = self.room.cluster.hosts[self._index]
-        self.room.cluster.kill_worker(self._index)
+        self._index = self.chance.randrange(self.system.size.workers)
+        self.description = self.system.cluster.hosts[self._index]
+        self.system.cluster.kill_worker(self._index)
         return True
 
     def heal(self) -> None:
         if self._index is not None:
-            self.room.cluster.return_worker(self._index)
+            self.system.cluster.return_worker(self._index)
 
 
-class TheBroker(Fault):
+class BrokerRestart(Fault):
     """Stop the broker, and start it later on the same folder."""
 
     def inject(self) -> bool:
-        self.room.broker.stop()
+        self.system.broker.stop()
         return True
 
     def heal(self) -> None:
-        self.room.broker.start()
-        self.room.broker.wait_until_ready()
+        self.system.broker.start()
+        self.system.broker.wait_until_ready()
 
 
 def _stopped(base: type[Signalled]) -> type[Signalled]:
@@ -204,16 +204,16 @@ STORE_FAULTS: Mapping[str, Kind] = {
     "store: refused connections": Kind(StoreRefuses, (30.0, 30.0)),
 }
 PROCESS_FAULTS: Mapping[str, Kind] = {
-    "SIGKILL executor": Kind(AnExecutor),
-    "SIGKILL worker": Kind(AWorkerDaemon, (1.0, 6.0)),
-    "SIGKILL driver": Kind(TheDriver),
-    "SIGKILL Python in a slot": Kind(AWorkerInASlot),
-    "SIGKILL Python in upkeep": Kind(AWorkerInUpkeep),
-    "SIGSTOP executor, short": Kind(_stopped(AnExecutor), SHORT),
-    "SIGSTOP executor, long": Kind(_stopped(AnExecutor), LONG),
-    "SIGSTOP Python in a slot, short": Kind(_stopped(AWorkerInASlot), SHORT),
-    "SIGSTOP Python in a slot, long": Kind(_stopped(AWorkerInASlot), LONG),
-    "SIGSTOP Python in upkeep, short": Kind(_stopped(AWorkerInUpkeep), SHORT),
-    "SIGSTOP Python in upkeep, long": Kind(_stopped(AWorkerInUpkeep), LONG),
-    "broker restart": Kind(TheBroker, (2.0, 6.0)),
+    "SIGKILL executor": Kind(ExecutorKill),
+    "SIGKILL worker": Kind(WorkerDaemonKill, (1.0, 6.0)),
+    "SIGKILL driver": Kind(DriverKill),
+    "SIGKILL Python in a slot": Kind(SlotWorkerKill),
+    "SIGKILL Python in upkeep": Kind(UpkeepWorkerKill),
+    "SIGSTOP executor, short": Kind(_stopped(ExecutorKill), SHORT),
+    "SIGSTOP executor, long": Kind(_stopped(ExecutorKill), LONG),
+    "SIGSTOP Python in a slot, short": Kind(_stopped(SlotWorkerKill), SHORT),
+    "SIGSTOP Python in a slot, long": Kind(_stopped(SlotWorkerKill), LONG),
+    "SIGSTOP Python in upkeep, short": Kind(_stopped(UpkeepWorkerKill), SHORT),
+    "SIGSTOP Python in upkeep, long": Kind(_stopped(UpkeepWorkerKill), LONG),
+    "broker restart": Kind(BrokerRestart, (2.0, 6.0)),
 }

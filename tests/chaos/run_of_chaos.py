@@ -16,7 +16,7 @@ from tests.chaos.drawing import Drawn, draw
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.faults import Kind
 from tests.chaos.ledger import Verdict, compare, ledgers
-from tests.chaos.room import Room
+from tests.chaos.system_under_test import SystemUnderTest
 
 __all__ = ["Lane", "Outcome", "Tally", "committed_share", "lanes_over", "verdicts"]
 
@@ -44,9 +44,9 @@ class Tally:
 class Lane(threading.Thread):
     """A thread that injects faults of one lane one after the other until the run ends. Each fault is healed."""
 
-    def __init__(self, name: str, room: Room, kinds: Mapping[str, Kind], tally: Tally, say: Say) -> None:
+    def __init__(self, name: str, system: SystemUnderTest, kinds: Mapping[str, Kind], tally: Tally, say: Say) -> None:
         super().__init__(name=name, daemon=True)
-        self._room = room
+        self._system = system
         self._kinds = kinds
         self._tally = tally
         self._say = say
@@ -55,7 +55,7 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         """Draw and inject faults until the run ends."""
-        for drawn in draw(self._room.seed, self.name, list(self._kinds), self.pauses):
+        for drawn in draw(self._system.seed, self.name, list(self._kinds), self.pauses):
             if self._recovered(drawn.pause_seconds):
                 return
             self._one(drawn)
@@ -71,12 +71,12 @@ class Lane(threading.Thread):
         return self.over.is_set()
 
     def _progress(self) -> list[int]:
-        return [(self._room.committed_batches(query) or [-1])[-1] for query in QUERIES]
+        return [(self._system.committed_batches(query) or [-1])[-1] for query in QUERIES]
 
     def _one(self, drawn: Drawn) -> None:
         kind = self._kinds[drawn.kind]
         chance = random.Random(drawn.seed)
-        fault = kind.make(self._room, chance)
+        fault = kind.make(self._system, chance)
         holds = chance.uniform(*kind.holds)
         try:
             happened = fault.inject()
@@ -131,9 +131,9 @@ def lanes_over(lanes: list[Lane]) -> None:
         lane.join()
 
 
-def await_first_batches(room: Room) -> None:
+def await_first_batches(system: SystemUnderTest) -> None:
     """Wait until every query has committed a batch, because earlier faults would only disturb the start."""
-    wait(lambda: all(room.read_to(query) for query in QUERIES), FIRST_BATCH_SECONDS, "the first batches")
+    wait(lambda: all(system.read_to(query) for query in QUERIES), FIRST_BATCH_SECONDS, "the first batches")
 
 
 def wait(reached: Callable[[], bool], seconds: float, condition: str) -> float:
@@ -146,7 +146,7 @@ def wait(reached: Callable[[], bool], seconds: float, condition: str) -> float:
     return time.monotonic() - started
 
 
-def catch_up(room: Room, events: int, say: Say) -> bool:
+def catch_up(system: SystemUnderTest, events: int, say: Say) -> bool:
     """Wait until each query has read all events. Return whether they have.
 
     Give up after ``CATCH_UP_SECONDS``, or when the queries make no progress.
@@ -155,7 +155,7 @@ def catch_up(room: Room, events: int, say: Say) -> bool:
     most = 0
     while True:
         now = time.monotonic()
-        read = {query: room.read_to(query) for query in QUERIES}
+        read = {query: system.read_to(query) for query in QUERIES}
         if all(position >= events for position in read.values()):
             say(f"all {events} events are read, {now - started:.0f} s after the last one")
             return True
@@ -168,23 +168,23 @@ def catch_up(room: Room, events: int, say: Say) -> bool:
         time.sleep(POLL_SECONDS)
 
 
-def verdicts(room: Room, events: int) -> dict[str, Verdict]:
+def verdicts(system: SystemUnderTest, events: int) -> dict[str, Verdict]:
     """Return the comparison of each query's deliveries with the ledger."""
-    by_user, by_window = ledgers(room.plan, events)
+    by_user, by_window = ledgers(system.plan, events)
     expected = {"totals": by_user, "visits": by_user, "windows": by_window}
     return {
-        query: compare(ledger, read_calls(room.folder / "out" / query, query, room.plan), running=query == "totals")
+        query: compare(ledger, read_calls(system.folder / "out" / query, query, system.plan), running=query == "totals")
         for query, ledger in expected.items()
     }
 
 
-def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str, Verdict]:
+def settled_verdicts(system: SystemUnderTest, events: int, seconds: float = 90.0) -> dict[str, Verdict]:
     """Wait for a bounded time until all due timers and windows are delivered. Return the verdicts."""
     give_up = time.monotonic() + seconds
-    query_verdicts = verdicts(room, events)
+    query_verdicts = verdicts(system, events)
     while not all(verdict.is_exact for verdict in query_verdicts.values()) and time.monotonic() < give_up:
         time.sleep(3)
-        query_verdicts = verdicts(room, events)
+        query_verdicts = verdicts(system, events)
     return query_verdicts
 
 

@@ -32,9 +32,9 @@ from riffle_spark.state.copies import folder as deltas
 from riffle_spark.state.log.log import FULL_EVERY
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.processes import drivers, python_workers
-from tests.chaos.room import APP, SETTINGS, Room, Size, run_in_folder
 from tests.chaos.run_of_chaos import await_first_batches, catch_up, settled_verdicts
 from tests.chaos.slopes import Slope, slope_of
+from tests.chaos.system_under_test import APP, SETTINGS, Size, SystemUnderTest, run_in_folder
 
 SAMPLES = 60
 LEAST_SECONDS = 5.0
@@ -73,10 +73,10 @@ def of_processes(name: str, pids: Iterable[int]) -> Sample:
     return sample
 
 
-def sample(room: Room) -> Sample:
+def sample(system: SystemUnderTest) -> Sample:
     """Return all quantities at this moment."""
-    java, python = drivers(room.driver_pids(), APP.name)
-    executors = room.executors()
+    java, python = drivers(system.driver_pids(), APP.name)
+    executors = system.executors()
     sample: Sample = {}
     for name, pids in (("driver's JVM", java), ("executors' JVMs", executors)):
         heaps = [heap_mb(pid) for pid in pids]
@@ -88,12 +88,12 @@ def sample(room: Room) -> Sample:
                 sample[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
     sample |= of_processes("driver's Python", python)
     sample |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
-    sample["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
-    objects = room.folder / "s3" / "files" / room.store.bucket
+    sample["temporary files"] = _files(system.folder.glob("cluster/worker-*")) + _files([system.folder / "tmp"])
+    objects = system.folder / "s3" / "files" / system.store.bucket
     for kind in ("sealed", "fetched", "stacks"):
-        sample[f"files of copies, {kind}"] = _files((room.folder / "local").glob(f"*/*/{kind}"))
+        sample[f"files of copies, {kind}"] = _files((system.folder / "local").glob(f"*/*/{kind}"))
     for query in QUERIES:
-        sample[f"batches of {query}"] = (room.committed_batches(query) or [-1])[-1] + 1
+        sample[f"batches of {query}"] = (system.committed_batches(query) or [-1])[-1] + 1
         sample[f"records of {query}"] = _files([objects / query / "log"])
         sample[f"deltas of {query}"] = _files([objects / query / "delta"])
         sample[f"snapshots of {query}"] = _files(objects.glob(f"{query}/*/key_group=*"))
@@ -153,17 +153,17 @@ class SteadyRun:
     def run(self) -> dict[str, object]:
         """Start everything, sample it for the given time, and compare."""
         options = self._options
-        with Room(self._folder, options.seed, Size(rate=options.rate)) as room:
-            room.start_producer()
-            await_first_batches(room)
+        with SystemUnderTest(self._folder, options.seed, Size(rate=options.rate)) as system:
+            system.start_producer()
+            await_first_batches(system)
             self.say("every query has committed a batch")
-            times, samples = self._sampled(room, options.minutes * 60)
-            sent = room.stop_producer()
+            times, samples = self._sampled(system, options.minutes * 60)
+            sent = system.stop_producer()
             events = int(sent["events"])
-            catch_up(room, events, self.say)
-            room.end_all_windows()
-            verdicts = settled_verdicts(room, events)
-        filling = filling_batches({**SETTINGS, **room.size.riffle}, room.size.trigger_seconds)
+            catch_up(system, events, self.say)
+            system.end_all_windows()
+            verdicts = settled_verdicts(system, events)
+        filling = filling_batches({**SETTINGS, **system.size.riffle}, system.size.trigger_seconds)
         found_slopes = slopes(times, samples, filling)
         for slope in found_slopes:
             print(slope, file=sys.stderr)
@@ -174,19 +174,19 @@ class SteadyRun:
             "batches": int(batches),
             "exact": exact,
             "seconds": round(time.monotonic() - self._begun, 1),
-            "failures": room.failures,
+            "failures": system.failures,
             "grows": [slope.name for slope in found_slopes if not slope.is_flat],
             "slopes": [asdict(slope) for slope in found_slopes],
         }
 
-    def _sampled(self, room: Room, seconds: float) -> tuple[list[float], list[Sample]]:
+    def _sampled(self, system: SystemUnderTest, seconds: float) -> tuple[list[float], list[Sample]]:
         interval = max(LEAST_SECONDS, seconds / SAMPLES)
         started = time.monotonic()
         times = list[float]()
         samples = list[Sample]()
         while time.monotonic() - started < seconds:
             times.append(time.monotonic() - started)
-            samples.append(sample(room))
+            samples.append(sample(system))
             time.sleep(max(0.0, started + len(times) * interval - time.monotonic()))
         return times, samples
 

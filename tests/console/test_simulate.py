@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,8 @@ def test_capacity_prints_text_or_json_and_warns_of_few_key_groups() -> None:
     capacity = json.loads(_run(*arguments, "--json").stdout)
     assert (capacity["total_workers"], capacity["num_boxes"]) == (112, 28)
     text = _run(*arguments).output
-    assert "total_workers" in text
+    assert re.search(r"^Workers \(slots\) +112$", text, re.MULTILINE)
+    assert re.search(r"^Hosts +28, limited by cores$", text, re.MULTILINE)
     assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
     for words in ((), ("--state-bytes", 0, "file:///r")):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kit.results import RESULTS, Figure, Run, figures_in, keep, read, save, unit_of, with_run
-from benchmarks.page import PAGE, filled, shown, whole_page
+from benchmarks.page import PAGE, figure_text, filled, whole_page
 from tests.kit.pages import CHECKOUT
 
 PRINTED = {
@@ -95,7 +95,7 @@ def test_the_name_of_a_figure_determines_its_unit(name: str, unit: str) -> None:
 )
 def test_figures_are_shown_with_three_digits(figure: Figure, text: str) -> None:
     """A figure is shown with three digits, spaces between thousands, and its unit."""
-    assert shown(figure) == text
+    assert figure_text(figure) == text
 
 
 def test_a_newer_run_replaces_the_figures_that_it_measured_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.dst.coverage import Coverage, Told, aims_for
+from tests.dst.coverage import Coverage, ScheduleResult, aims_for
 from tests.dst.faults import Aim
 from tests.dst.players import Players
 from tests.dst.schedule import Schedule
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with (
             _folder(MEMORY if os.access(MEMORY, os.W_OK) else None) as folder,
-            closing(_told(options, coverage, folder)) as all_told,
+            closing(_play_results(options, coverage, folder)) as all_told,
         ):
             for result in all_told:
                 coverage.add(result)
@@ -68,7 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if coverage.failures or (options.cells and coverage.empty()) else code
 
 
-def _told(namespace: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
+def _play_results(
+    namespace: argparse.Namespace, coverage: Coverage, folder: Path
+) -> Generator[ScheduleResult, None, None]:
     """Yield the result of each schedule.
 
     A single schedule is played in this process, for a debugger. Others are played in child processes.
@@ -85,7 +87,7 @@ def _told(namespace: argparse.Namespace, coverage: Coverage, folder: Path) -> Ge
     if count == 1:
         yield _played(folder, task(0))
         return
-    players = Players[_Task, Told](namespace.processes, partial(_played, folder), _died)
+    players = Players[_Task, ScheduleResult](namespace.processes, partial(_played, folder), _died)
     try:
         yield from players.answers(task, count, lambda: time.monotonic() > until)
     finally:
@@ -127,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _played(base: Path, task: _Task) -> Told:
+def _played(base: Path, task: _Task) -> ScheduleResult:
     """Play a schedule. Return its result."""
     schedule = None
     failure = ""
@@ -144,16 +146,18 @@ def _played(base: Path, task: _Task) -> Told:
         output = "\n".join([output, "its last steps:", *last, failure, _replay(task)])
         failure = f"seed {task.seed}: {failure[:200]}"
     if schedule is None:
-        return Told(task.seed, failure=failure, output=output)
-    return Told(
+        return ScheduleResult(task.seed, failure=failure, output=output)
+    return ScheduleResult(
         task.seed, tuple(schedule.faults.hit), dict(schedule.disturbed), dict(schedule.faults.met), failure, output
     )
 
 
-def _died(task: _Task, code: int | None) -> Told:
+def _died(task: _Task, code: int | None) -> ScheduleResult:
     """Return the result of a schedule whose process ended or did not respond."""
     reason = f"its process ended with code {code} before the schedule, or hung for {MOST_SECONDS:.0f} s"
-    return Told(task.seed, failure=f"seed {task.seed}: {reason}", output=f"seed {task.seed}: {reason}\n{_replay(task)}")
+    return ScheduleResult(
+        task.seed, failure=f"seed {task.seed}: {reason}", output=f"seed {task.seed}: {reason}\n{_replay(task)}"
+    )
 
 
 def _replay(task: _Task) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 
 from tests.dst.faults import KINDS, Aim, impossible
 
-__all__ = ["Coverage", "Told", "aims_for"]
+__all__ = ["Coverage", "ScheduleResult", "aims_for"]
 
 AIMED_FROM = 8
 """The number of schedules without aims at the start, which find the steps."""
@@ -31,7 +31,7 @@ _impossible = cache(impossible)
 
 
 @dataclass(frozen=True)
-class Told:
+class ScheduleResult:
     """The result of a schedule.
 
     ``steps`` counts its steps while faults were possible, ``met`` the faults by kind and step. ``aims`` are the aims
@@ -57,22 +57,22 @@ class Coverage:
     schedules: int = 0
     steps: Counter[str] = field(default_factory=Counter)
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
-    reached: dict[str, list[Told]] = field(default_factory=dict)
+    reached: dict[str, list[ScheduleResult]] = field(default_factory=dict)
     aimed: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-    def add(self, result: Told) -> None:
+    def add(self, result: ScheduleResult) -> None:
         """Add the result of one schedule."""
         self.schedules += 1
         self.steps.update(result.steps)
         self.met.update(result.met)
         if result.failure and len(self.failures) < MOST_FAILURES:
             self.failures.append(result.failure)
-        history = Told(result.seed, result.aims, result.steps)
+        history = ScheduleResult(result.seed, result.aims, result.steps)
         for step in result.steps:
             self._remember(step, history)
 
-    def _remember(self, step: str, history: Told) -> None:
+    def _remember(self, step: str, history: ScheduleResult) -> None:
         histories = self.reached.setdefault(step, [])
         if histories and bool(histories[0].aims) != bool(history.aims):
             if history.aims:

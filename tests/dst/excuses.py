@@ -25,7 +25,7 @@ from riffle_spark.state.log import paths
 from tests.dst.cluster import SteppedWork
 from tests.dst.scheduler import Actor
 
-__all__ = ["Excuses", "Tried"]
+__all__ = ["Excuses", "TriedBatch"]
 
 _SIMULATED = re.compile(r"the store failed: |no executor is left$|executor \w+ went while it did upkeep$")
 _RECORD_DAMAGE = {f"RIFFLE-{number:04}" for number in range(415, 420)}
@@ -40,7 +40,7 @@ def object_in(where: str) -> str:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedBatch:
     """A batch that a driver tried to run. ``newest`` is the number of the log's newest record before it."""
 
     incoming: IncomingBatch
@@ -60,7 +60,7 @@ class Excuses:
         """Record that the bytes of an object were damaged."""
         self.damaged[name] += 1
 
-    def allow(self, error: RiffleError, actor: Actor, tried: Tried | None = None) -> bool:
+    def allow(self, error: RiffleError, actor: Actor, tried: TriedBatch | None = None) -> bool:
         """Return whether a fault that happened explains the error of an actor."""
         with self._world.scheduler.quiet():
             self._world.log_seen.look()
@@ -123,7 +123,7 @@ class Excuses:
         is_beside = actor.kind == "background"
         return bool(foreign) or (is_beside and any(record.kind == "claim" for record in later))
 
-    def _is_unavailable(self, error: UnavailableError, tried: Tried | None) -> bool:
+    def _is_unavailable(self, error: UnavailableError, tried: TriedBatch | None) -> bool:
         history = self._world.log_seen
         sequence = paths.parse_record_name(error.where)
         if any(_SIMULATED.search(cause.problem) for cause in _chain(error)):
@@ -149,7 +149,7 @@ class Excuses:
         last = cause.problem if isinstance(cause, RiffleError) else str(cause)
         return last in work.gave_up[max(work.gave_up)]
 
-    def _conflicts(self, error: ConflictError, actor: Actor, tried: Tried | None) -> bool:
+    def _conflicts(self, error: ConflictError, actor: Actor, tried: TriedBatch | None) -> bool:
         if error.problem.startswith("The query continued while a command tried to switch the state"):
             return self._is_fenced(error.where, actor)
         if tried is None:
@@ -161,7 +161,7 @@ class Excuses:
             return error.where in tried.work.lost_rows
         return error.where == self._world.home.root and self._does_not_fit(actor.process, tried)
 
-    def _does_not_fit(self, process: Any, tried: Tried) -> bool:
+    def _does_not_fit(self, process: Any, tried: TriedBatch) -> bool:
         """Return whether the newest record of the log forbids the batch, and does not contain it."""
         tail = process.driver._log.tail  # private: the record that the driver considers the newest
         incoming = tried.incoming

@@ -53,14 +53,14 @@ class Mailers:
 
         def make() -> None:
             try:
-                made = add_request(world.stepped, request, self._answered)
+                new_request = add_request(world.stepped, request, self._answered)
             except ConfigError as error:
                 if error.id != "RIFFLE-1351":  # a full mailbox is allowed
                     world.check_expected(error)
             except RiffleError as error:
                 world.say(f"{name}: {type(error).__name__}")
             else:
-                world.say(f"{name} requests {command} {arguments}, number {made.number}")
+                world.say(f"{name} requests {command} {arguments}, number {new_request.number}")
 
         return make
 
@@ -116,8 +116,8 @@ class Mailers:
         assert numbers == sorted(set(numbers)), f"answers are out of order: {numbers}"
         assert last_number(new) >= last_number(old), f"record {record.sequence} lacks answers of the previous one"
         earlier = {answer.number: answer for answer in old}
-        again = [answer for answer in new if answer.number in earlier and answer != earlier[answer.number]]
-        assert not again, f"answered twice: {again}"
+        changed_answers = [answer for answer in new if answer.number in earlier and answer != earlier[answer.number]]
+        assert not changed_answers, f"answered twice: {changed_answers}"
         late = [answer for answer in new if answer.number <= last_number(old) and answer.number not in earlier]
         assert not late, f"applied again: {late}"
 

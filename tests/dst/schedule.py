@@ -29,7 +29,7 @@ from tests.dst.assignments import watch_assignments
 from tests.dst.cluster import SkewedClock, SteppedBackground, SteppedCluster, SteppedSink, SteppedWork
 from tests.dst.dispatched import Dispatched, parted
 from tests.dst.encrypted import Encrypted
-from tests.dst.excuses import Excuses, Tried
+from tests.dst.excuses import Excuses, TriedBatch
 from tests.dst.faults import ON_EXECUTORS, Aim, Faults
 from tests.dst.jobs import JOBS, same
 from tests.dst.lines import Lines, LinesHistory, Remedies, SlowReader
@@ -311,10 +311,10 @@ class Schedule(World):
             self.say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
         return program.ended
 
-    def _tries(self, incoming: IncomingBatch, work: SteppedWork) -> Tried:
+    def _tries(self, incoming: IncomingBatch, work: SteppedWork) -> TriedBatch:
         with self.scheduler.quiet():
             self.log_seen.look()
-        return Tried(incoming, work, max(self.log_seen.records, default=-1))
+        return TriedBatch(incoming, work, max(self.log_seen.records, default=-1))
 
     def _is_taken_over(self, program: _Program) -> bool:
         """Return whether another driver has taken over, so that objects of this one may be deleted."""
@@ -610,7 +610,7 @@ class Schedule(World):
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
         self.holds(partial(self.lines.check_delivery, store, rows, delivery))
 
-    def check_expected(self, error: RiffleError, tried: Tried | None = None) -> None:
+    def check_expected(self, error: RiffleError, tried: TriedBatch | None = None) -> None:
         """End the schedule if no fault that happened explains the error."""
         if not self.expects(error, tried):
             self.scheduler.broke(error)
@@ -620,7 +620,7 @@ class Schedule(World):
         if not self.excuses.is_gone(error):
             self.check_expected(error)
 
-    def expects(self, error: RiffleError, tried: Tried | None = None) -> bool:
+    def expects(self, error: RiffleError, tried: TriedBatch | None = None) -> bool:
         """Return whether a fault that happened explains the error of the current actor."""
         actor = self.scheduler.mine()
         assert actor is not None
@@ -639,8 +639,8 @@ class Schedule(World):
         links = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]
         last = [{operator.store for operator in job.operators_of(version)} for version in (self.last - 1, self.last)]
-        taken = driver._upkeep._taken_snapshots  # private: the snapshots not yet listed
-        taken_snapshots = {(address, snapshot.head) for address, snapshot in taken}
+        unlisted_snapshots = driver._upkeep._taken_snapshots  # private: the snapshots not yet listed
+        taken_snapshots = {(address, snapshot.head) for address, snapshot in unlisted_snapshots}
         for address, entry in driver._log.manifest.entries.items():  # private: the current manifest
             held_up = self.settings.upkeep_bandwidth <= 1 or address[0] not in last[0] & last[1]
             held_up = held_up or (address, entry.head) in taken_snapshots

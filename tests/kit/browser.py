@@ -162,9 +162,9 @@ def open_page(profile: Path) -> Iterator[Page]:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the browser and all processes of its session."""
-    for wanted in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         give_up = time.monotonic() + WAIT_SECONDS / 10
         while child.poll() is None and time.monotonic() < give_up:
-            os.killpg(child.pid, wanted)
+            os.killpg(child.pid, signal_number)
             time.sleep(0.1)
     child.wait(WAIT_SECONDS)

@@ -28,15 +28,16 @@ queries. `./run reference` writes this page from the source; `riffle COMMAND --h
 - `--json` prints one JSON object for programs. Names of fields end with their unit, such as `commit_age_seconds`.
 - Times are in UTC. Sizes are in binary units: 1 KiB is 1,024 bytes.
 - On a terminal tables have borders. In pipes and files they are aligned columns without colours.
-- Commands read the root alone. They need no access to the driver and no running query, except those that steer one.
+- Commands use only the root, without access to the driver. Only the commands that steer a query need a running query.
 
 | exit code | meaning |
 | --- | --- |
 | 0 | success |
-| 1 | the command failed, or found what it looks for: damage, a query that is stuck. The help of the command says it |
+| 1 | the command failed, or found a problem, such as damage or a stuck query. The help of the command lists the cases |
 | 2 | the command was called wrongly |
 | 3 | the store cannot be reached or read, so nothing is known |
-| 4, 5 | of a command that steers a query: no answer in time; the query does not run |
+| 4 | only commands that steer a query: no answer arrived in time |
+| 5 | only commands that steer a query: the query does not run |
 
 ### Complete commands in your shell
 

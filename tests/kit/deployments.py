@@ -70,12 +70,12 @@ def run_printed(command: str, folder: Path, *programs: Path, **variables: str) -
     """Run a printed block with bash in a folder and return its output. ``programs`` are put first on the path."""
     environment = clean_environment(**variables)
     environment["PATH"] = os.pathsep.join([*map(str, programs), environment["PATH"]])
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment, capture_output=True, text=True,
         timeout=COMMAND_SECONDS, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, f"{command}\n{(done.stdout + done.stderr)[-8000:]}"
-    return done.stdout + done.stderr
+    assert completed.returncode == 0, f"{command}\n{(completed.stdout + completed.stderr)[-8000:]}"
+    return completed.stdout + completed.stderr
 
 
 def install_locked(python: Path, names: Sequence[str], folder: Path, *options: str) -> None:

@@ -180,12 +180,12 @@ class Reader:
             logged = logged_values(nodes)
             for text in (node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr)):
                 template = self.template(source, text, names)
-                if found := _WARNING_ID.match(template):
+                if warning_id := _WARNING_ID.match(template):
                     template = self._filled(source, template, logged.get(text, ()), names)
-                    problem, _, remedy = name_values([template[found.end() :]])[0].partition("What to do: ")
+                    problem, _, remedy = name_values([template[warning_id.end() :]])[0].partition("What to do: ")
                     cause, _, stated_remedy = source.cause(statement.lineno).partition("Remedy: ")
                     yield Message(
-                        found[1],
+                        warning_id[1],
                         WARNING,
                         problem.rstrip(),
                         remedy or stated_remedy,

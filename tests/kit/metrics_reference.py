@@ -36,7 +36,7 @@ def _table(metrics: tuple[Metric, ...]) -> str:
         "\n"
         for metric in metrics
     )
-    return f"| metric | type | unit | labels | meaning | asked for by |\n| --- | --- | --- | --- | --- | --- |\n{rows}"
+    return f"| metric | type | unit | labels | meaning | origin |\n| --- | --- | --- | --- | --- | --- |\n{rows}"
 
 
 def _labels(metric: Metric) -> str:

@@ -66,8 +66,8 @@ def read_json(*arguments: object) -> dict[str, Any]:
     """Return the JSON object that `riffle` prints with these arguments and `--json`. The command must succeed."""
     result = run_command(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    shown: dict[str, Any] = json.loads(result.output)
-    return shown
+    fields: dict[str, Any] = json.loads(result.output)
+    return fields
 
 
 def write_status(query: World, **changes: object) -> None:

@@ -74,14 +74,20 @@ def _row(name: str, line: AnySetting) -> str:
 
 
 def _default(line: AnySetting) -> str:
-    written = line.allowed.written(line.default)
-    if isinstance(written, tuple):
-        return ", ".join(written) or "none"
-    if isinstance(written, bool):
-        return str(written).lower()
-    if isinstance(written, (int, float)):
-        return _THOUSANDS.sub(" ", f"{written:.15g}")
-    return "not set" if written is None else f"`{written}`" if written is line.default else str(written)
+    default_text = line.allowed.written(line.default)
+    if isinstance(default_text, tuple):
+        return ", ".join(default_text) or "none"
+    if isinstance(default_text, bool):
+        return str(default_text).lower()
+    if isinstance(default_text, (int, float)):
+        return _THOUSANDS.sub(" ", f"{default_text:.15g}")
+    return (
+        "not set"
+        if default_text is None
+        else f"`{default_text}`"
+        if default_text is line.default
+        else str(default_text)
+    )
 
 
 def _changes(line: AnySetting) -> str:
@@ -93,8 +99,8 @@ def _commented(name: str, line: AnySetting) -> Iterator[str]:
     meaning = f"{line.meaning[0].upper()}{line.meaning[1:]} ({'; '.join(filter(None, (allowed, _changes(line))))})."
     comment = _LINK.sub(r"\1", meaning).replace("`", "")
     yield "\n" + textwrap.fill(comment, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
-    shown = line.allowed.written(line.default) if line.example is None else line.example
-    yield f"# {name} = {json.dumps(shown)}\n"
+    value_text = line.allowed.written(line.default) if line.example is None else line.example
+    yield f"# {name} = {json.dumps(value_text)}\n"
 
 
 if __name__ == "__main__":

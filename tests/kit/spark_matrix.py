@@ -116,13 +116,13 @@ def python_environment(folder: Path, interpreter: str) -> Path:
     Create it if it does not exist.
     """
     program = folder / "bin" / "python"
-    done = folder / "complete"
-    if not done.exists():
+    completion_mark = folder / "complete"
+    if not completion_mark.exists():
         subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True)
         _install(program, REQUIREMENTS / "build.txt")
         others = [entry for entry in _entries(_lock(program)) if not entry.startswith(SPARKS_PACKAGES)]
         _install(program, _written(folder, others), "--no-build-isolation")
-        done.touch()
+        completion_mark.touch()
     return program
 
 
@@ -131,11 +131,11 @@ def spark_folders(environments: Path, version: str, python: str, program: Path) 
 
     Missing folders are installed. Such packages are compiled for one version of Python.
     """
-    own = REQUIREMENTS / f"spark-{version}.txt"
-    entries = _entries(own if own.exists() else _lock(program))
+    own_requirements = REQUIREMENTS / f"spark-{version}.txt"
+    entries = _entries(own_requirements if own_requirements.exists() else _lock(program))
     spark = environments / f"spark-{version}"
     _install_once(program, [entry for entry in entries if entry.startswith(SPARKS_PACKAGES)], spark)
-    others = [entry for entry in entries if not entry.startswith(SPARKS_PACKAGES)] if own.exists() else []
+    others = [entry for entry in entries if not entry.startswith(SPARKS_PACKAGES)] if own_requirements.exists() else []
     if not others:
         return [spark]
     replaced = environments / f"spark-{version}-python-{python}"
@@ -144,11 +144,11 @@ def spark_folders(environments: Path, version: str, python: str, program: Path) 
 
 
 def _install_once(program: Path, entries: Sequence[str], folder: Path) -> None:
-    done = folder / "complete"
-    if not done.exists():
+    completion_mark = folder / "complete"
+    if not completion_mark.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _install(program, _written(folder, entries), "--no-build-isolation", STORED, "--target", str(folder))
-        done.touch()
+        completion_mark.touch()
 
 
 def _lock(program: Path) -> Path:
@@ -198,16 +198,18 @@ def run_pair(spark: str, python: str, program: Path, folders: Sequence[Path], te
     with tempfile.TemporaryDirectory() as temporary:
         command = [str(program), "-m", "pytest", "-q", "-m", "smoke", "--randomly-seed=1", "--randomly-dont-reorganize"]
         command += ["--timeout=300", "-p", "no:cacheprovider", f"--basetemp={temporary}/t", *tests]
-        done = run(command, timeout=PAIR_SECONDS)
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-    return read_report(done.stdout, outcome)
+        completed = run(command, timeout=PAIR_SECONDS)
+    if completed.returncode not in (0, 1):
+        raise SystemExit(f"pytest ended with {completed.returncode}:\n{(completed.stdout + completed.stderr)[-4000:]}")
+    return read_report(completed.stdout, outcome)
 
 
 def _environment(program: Path, folders: Sequence[Path]) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
-    path = os.pathsep.join([str(program.parent), own["PATH"]])
-    return {**own, "PATH": path, "PYTHONPATH": os.pathsep.join(map(str, [CHECKOUT, *folders]))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))
+    }
+    path = os.pathsep.join([str(program.parent), environment["PATH"]])
+    return {**environment, "PATH": path, "PYTHONPATH": os.pathsep.join(map(str, [CHECKOUT, *folders]))}
 
 
 def _revision() -> str:

@@ -57,20 +57,20 @@ def answer(
             stage_input = below.fill(results, time_ms)
         else:
             stage_input = with_rows(catalyst, cut.reader.build(below.plan), rows)
-        sent = catalyst.frame(plan.map_side.fill({0: stage_input}, time_ms))
-        results[stage.number] = merge_in_slots(plan, sent, time_ms, batches)
+        sent_rows = catalyst.frame(plan.map_side.fill({0: stage_input}, time_ms))
+        results[stage.number] = merge_in_slots(plan, sent_rows, time_ms, batches)
         specs.append(plan.spec)
     return catalyst.frame(cut.top.fill(results, time_ms)).collect(), specs
 
 
-def merge_in_slots(plan: AggregatePlan, sent: DataFrame, time_ms: int | None = None, batches: int = 1) -> Node:
+def merge_in_slots(plan: AggregatePlan, sent_rows: DataFrame, time_ms: int | None = None, batches: int = 1) -> Node:
     """Return the result of an aggregate over partial rows of its map side, with the aggregate's own attributes."""
-    table = compat.to_arrow(sent).cast(plan.spec.rows)
+    table = compat.to_arrow(sent_rows).cast(plan.spec.rows)
     size = -(-table.num_rows // batches)
     operator = Stateful("slots", plan.spec.stored_key.names, make_group_computation(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         outputs = [slots.feed(table.slice(start, size)) for start in range(0, table.num_rows, size)]
-    merged = frame_of_table(sent.sparkSession, pa.Table.from_pylist(outputs[-1], schema=plan.spec.output))
+    merged = frame_of_table(sent_rows.sparkSession, pa.Table.from_pylist(outputs[-1], schema=plan.spec.output))
     evaluation = plan.evaluation
     leaf = evaluation.catalyst.rows(evaluation.leaf(evaluation.holes[0]).output(), rdd_of(merged))
     return evaluation.fill({0: leaf}, time_ms)

@@ -12,7 +12,9 @@ from apps.demo.servers import StandaloneCluster
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     """A standalone cluster with one worker per entry of the module's ``ENVIRONMENTS`` (default: two workers)."""
-    told = getattr(request.module, "ENVIRONMENTS", [{}, {}])
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=len(told), environments=told) as started:
+    environments = getattr(request.module, "ENVIRONMENTS", [{}, {}])
+    with StandaloneCluster(
+        tmp_path_factory.mktemp("cluster"), workers=len(environments), environments=environments
+    ) as started:
         started.wait_until_ready()
         yield started

@@ -22,8 +22,8 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count
 from riffle_spark.observe.readings import readings
+from tests.kit.failing_disks import unmount_below
 from tests.kit.folders import CHECKOUT
-from tests.kit.refusing_disks import unmount_below
 from tests.kit.servers.prometheus import Prometheus, promtool
 from tests.kit.shared_session import SharedSession, end_jvm
 from tests.kit.streams.streaming import running, wait_for
@@ -265,8 +265,10 @@ def test_every_query_of_the_dashboard_is_valid(query: Query, prometheus: Prometh
     text = (CHECKOUT / "conf" / "grafana" / "riffle.json").read_text()
     expressions = [json.loads(f'"{each}"') for each in re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', text)]
     assert len(expressions) > 15
-    found = [prometheus.query(each.replace("$query", ".*").replace("$__rate_interval", "20s")) for each in expressions]
-    assert sum(bool(values) for values in found) > len(found) * 2 // 3
+    results = [
+        prometheus.query(each.replace("$query", ".*").replace("$__rate_interval", "20s")) for each in expressions
+    ]
+    assert sum(bool(values) for values in results) > len(results) * 2 // 3
 
 
 def test_the_no_commit_alert_fires_while_the_sink_hangs(query: Query, prometheus: Prometheus) -> None:
@@ -297,16 +299,16 @@ def test_the_lag_alert_fires_while_the_source_lag_grows(query: Query, prometheus
 
 def test_the_standby_alert_fires_while_upkeep_hangs(query: Query, prometheus: Prometheus) -> None:
     """RiffleStandbyBehind fires while upkeep hangs on every member."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def fault() -> None:
             query.traffic.rate = 30
             for lock in query.local.glob("*/*/upkeep"):
-                fcntl.flock(held.enter_context(lock.open("a")), fcntl.LOCK_EX)
+                fcntl.flock(stack.enter_context(lock.open("a")), fcntl.LOCK_EX)
 
         def repair() -> None:
             query.traffic.rate = 2
-            held.close()
+            stack.close()
 
         check_alert(prometheus, "RiffleStandbyBehind", fault, repair)
 

@@ -43,11 +43,11 @@ class Query:
 
     def run(self) -> dict[object, dict[str, int]]:
         """Run the query with a new job until the feed is read. Return the newest delivered row of each key."""
-        kept = Kept()
+        sink = Kept()
         compute = aggregate(rows=count(), total=sum_("v"))
-        job = Stateful("totals", "k", compute, settings=settings_in(self.folder)).into(kept)
+        job = Stateful("totals", "k", compute, settings=settings_in(self.folder)).into(sink)
         run_to_end(self.feed.stream(self.spark), job, self.checkpoint)
-        return cast("dict[object, dict[str, int]]", kept.latest("k"))
+        return cast("dict[object, dict[str, int]]", sink.latest("k"))
 
     def refusal(self) -> str:
         """Run the query and return the error that refuses it."""
@@ -108,9 +108,9 @@ def test_an_older_checkpoint_is_refused_until_a_rollback(query: Query, original:
     same result.
     """
     put_back(query, original, "checkpoint")
-    told = query.refusal()
-    assert "RIFFLE-0215" in told
-    assert f"riffle rollback {query.root} --checkpoint CHECKPOINT --to {OLDER - 1} --execute" in told
+    message = query.refusal()
+    assert "RIFFLE-0215" in message
+    assert f"riffle rollback {query.root} --checkpoint CHECKPOINT --to {OLDER - 1} --execute" in message
     plan = riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint))
     assert not plan.executed
     assert "RIFFLE-0215" in query.refusal()
@@ -125,9 +125,9 @@ def test_a_new_checkpoint_is_refused_until_the_state_is_adopted(query: Query, tm
     shutil.rmtree(query.checkpoint)
     fresh = Query(query.spark, query.folder, Feed(tmp_path / "new-in", "k long, v long"))
     fresh.feed.add([{"k": k, "v": 100} for k in range(4)])
-    told = fresh.refusal()
-    assert "RIFFLE-0210" in told
-    assert f"riffle adopt {query.root} --checkpoint CHECKPOINT --execute" in told
+    message = fresh.refusal()
+    assert "RIFFLE-0210" in message
+    assert f"riffle adopt {query.root} --checkpoint CHECKPOINT --execute" in message
     riffle_spark.adopt(query.root, str(fresh.checkpoint), execute=True)
     before = after(BATCHES)
     expected = {k: {"rows": row["rows"] + 1, "total": row["total"] + 100} for k, row in before.items()}
@@ -140,8 +140,8 @@ def test_a_root_without_its_last_batches_is_refused_until_a_rollback(query: Quer
     """
     put_back(query, original, "state")
     query.feed.add([{"k": 9, "v": 9}])
-    told = query.refusal()
-    assert "RIFFLE-0212" in told
+    message = query.refusal()
+    assert "RIFFLE-0212" in message
     riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint), execute=True)
     assert query.run() == {**after(BATCHES), 9: {"rows": 1, "total": 9}}
 
@@ -152,12 +152,12 @@ def test_a_checkpoint_with_other_offsets_is_refused_until_a_rollback(query: Quer
     be lost. A rollback to that batch restores the offsets.
     """
     entry = query.checkpoint / "offsets" / str(BATCHES - 1)
-    told = entry.read_text()
-    entry.write_text(told.replace(f'"logOffset":{BATCHES - 1}', f'"logOffset":{BATCHES - 2}'))
+    original_text = entry.read_text()
+    entry.write_text(original_text.replace(f'"logOffset":{BATCHES - 1}', f'"logOffset":{BATCHES - 2}'))
     (entry.parent / f".{entry.name}.crc").unlink()
-    assert entry.read_text() != told
+    assert entry.read_text() != original_text
     query.feed.add([{"k": 9, "v": 9}])
     assert "RIFFLE-0211" in query.refusal()
     riffle_spark.rollback(query.root, BATCHES - 1, str(query.checkpoint), execute=True)
-    assert entry.read_text() == told
+    assert entry.read_text() == original_text
     assert query.run() == {9: {"rows": 1, "total": 9}}

@@ -53,11 +53,11 @@ def readme() -> str:
 
 def lines_of(program: str, folder: Path) -> list[str]:
     """Run a program in an empty folder and return the lines of its stderr."""
-    ran = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program.replace(FOLDER, str(folder))],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
-    return [line for text in ran.stderr.splitlines() for line in text.split("\r")]
+    return [line for text in completed.stderr.splitlines() for line in text.split("\r")]
 
 
 def warnings_of(lines: list[str]) -> list[str]:

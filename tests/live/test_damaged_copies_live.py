@@ -36,19 +36,20 @@ def test_damaged_local_files_change_no_total_and_end_no_worker(spark: SparkSessi
     processed = transform_with_state(
         Visits(), key="user", output="user long, visits long, total long", time_mode="None", settings=settings
     )
-    kept = Kept()
-    job = (computed if kind == "columns" else processed).into(kept)
+    sink = Kept()
+    job = (computed if kind == "columns" else processed).into(sink)
     damager, before = Damager(tmp_path / "local", random.Random(5)), workers(spark)
     for batch in range(BATCHES):
         damager.remember()
-        done = [damager.damage() for _ in range(DAMAGES)]
-        print(done)
+        damages = [damager.damage() for _ in range(DAMAGES)]
+        print(damages)
         job(spark.range(KEYS).selectExpr("id user", "id amount"), batch)
         rest(job)
-        wanted = {key: {"visits": batch + 1, "total": (batch + 1) * key} for key in range(KEYS)}
-        assert kept.latest("user") == wanted
-        lost = any("removed" in each or ".journal" in each for each in done)  # A journal lists all copies of a store.
-        assert job.reports[-1].runs == 1 or lost, "only a key-group whose copy was lost may move"
+        expected = {key: {"visits": batch + 1, "total": (batch + 1) * key} for key in range(KEYS)}
+        assert sink.latest("user") == expected
+        # A journal lists all copies of a store.
+        copy_was_lost = any("removed" in damage or ".journal" in damage for damage in damages)
+        assert job.reports[-1].runs == 1 or copy_was_lost, "only a key-group whose copy was lost may move"
     fetched = [report.fetched_bytes + report.upkeep_fetched_bytes for report in job.reports]
     print(f"fetched {fetched}, snapshots {sum(report.snapshots for report in job.reports)}")
     assert before <= workers(spark)

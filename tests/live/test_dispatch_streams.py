@@ -55,21 +55,21 @@ class Events:
         return self.feed.table(spark).groupBy("k").agg(*columns)
 
 
-def job_of(settings: Settings, kept: Kept) -> StatefulJob:
+def job_of(settings: Settings, sink: Kept) -> StatefulJob:
     """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), total=sum_("v"), newest=last("v"))
-    return Stateful("totals", "k", compute, settings=settings, order_by="at").into(kept)
+    return Stateful("totals", "k", compute, settings=settings, order_by="at").into(sink)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
 def test_dispatch_by_partition_has_the_results_of_a_groupby(spark: SparkSession, tmp_path: Path, dispatch: str) -> None:
     """With dispatch by partition, each topic partition is a shard, and each key's result is that of a groupBy."""
-    events, kept = Events(tmp_path / "in"), Kept()
+    events, sink = Events(tmp_path / "in"), Kept()
     events.add(3)
-    job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
+    job = job_of(settings_in(tmp_path, dispatch=dispatch), sink)
     run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
-    assert_newest(kept, events.expected(spark))
+    assert_newest(sink, events.expected(spark))
     newest = records(f"file://{tmp_path}/state")[-1]
     assert sorted(newest.shards) == [(f"t{n % 2}", n) for n in (0, 2, 4, 1, 3)]
     assert newest.dispatch == dispatch
@@ -81,16 +81,16 @@ def test_the_dispatch_can_be_switched_in_both_directions(spark: SparkSession, tm
     """The procedure to switch the dispatch works in both directions: no local copy is left, and state is fetched from
     the new snapshots.
     """
-    events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"
+    events, sink, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"
     for dispatch in ("key_group", "partition", "key_group"):
         if events.at:
             switch_dispatch(root, dispatch, partition_of=partition_of, execute=True)
         before = bool(events.at)
         events.add(2)
-        job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
+        job = job_of(settings_in(tmp_path, dispatch=dispatch), sink)
         query = start(events.feed.stream(spark), job, tmp_path / "checkpoint", processingTime="0 seconds")
         query.processAllAvailable()
-        assert_newest(kept, events.expected(spark))
+        assert_newest(sink, events.expected(spark))
         assert (job.reports[0].restores > 0, job.reports[0].fetched_snapshot_bytes > 0) == (before, before)
         assert list((tmp_path / "local").glob("*/*/stacks/*/*"))
         job.pause()

@@ -49,12 +49,12 @@ def undisturbed(batches: int) -> list[Totals]:
 
 def deliveries(spark: SparkSession, folder: Path) -> dict[str, list[Totals]]:
     """Return the rows of each call of the sink, grouped by delivery id."""
-    found = defaultdict(list)
+    calls = defaultdict(list)
     for call in sorted((folder / "out").iterdir()):
         rows = spark.read.schema("k long, rows long, total long, delivery string").json(str(call)).collect()
         (delivery,) = {row.delivery for row in rows}
-        found[delivery].append({row.k: (row.rows, row.total) for row in rows})
-    return dict(found)
+        calls[delivery].append({row.k: (row.rows, row.total) for row in rows})
+    return dict(calls)
 
 
 @contextmanager
@@ -87,11 +87,13 @@ def test_five_driver_crashes_do_not_change_the_delivered_rows(spark: SparkSessio
             assert committed(root)[-1] == (number if step in ("after record", RETURNED) else number - 1)
     job = running_totals(tmp_path)
     run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
-    found, expected = deliveries(spark, tmp_path), undisturbed(batches)
-    assert {delivery: calls[0] for delivery, calls in found.items()} == {
+    delivered, expected = deliveries(spark, tmp_path), undisturbed(batches)
+    assert {delivery: calls[0] for delivery, calls in delivered.items()} == {
         f"{records(root)[-1].query_id}/0/{number}": expected[number] for number in range(batches)
     }
-    assert all(call == calls[0] for calls in found.values() for call in calls)
-    assert [len(calls) for calls in found.values()].count(2) == 1, "only the crash after the sink repeats a delivery"
+    assert all(call == calls[0] for calls in delivered.values() for call in calls)
+    assert [len(calls) for calls in delivered.values()].count(2) == 1, (
+        "only the crash after the sink repeats a delivery"
+    )
     assert committed(root) == list(range(batches))
     assert [report.decision for report in job.reports] == ["repeat", "run"]

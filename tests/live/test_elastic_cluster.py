@@ -41,11 +41,11 @@ def query(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> Li
     No snapshot is taken, because a returning member could restore from it instead of fetching the missed deltas.
     """
     await_executors(spark, 2)
-    made = LiveQuery(spark, tmp_path, num_standbys=1, snapshot_chain_links=NEVER)
-    made.feed()
-    made.feed_until(lambda: made.settled() and len(made.owned()) == 2, "every standby is warm")
-    made.catch_up()
-    return made
+    live_query = LiveQuery(spark, tmp_path, num_standbys=1, snapshot_chain_links=NEVER)
+    live_query.feed()
+    live_query.feed_until(lambda: live_query.settled() and len(live_query.owned()) == 2, "every standby is warm")
+    live_query.catch_up()
+    return live_query
 
 
 def kill_in_a_batch(query: LiveQuery, pid: int) -> None:
@@ -134,10 +134,10 @@ def test_a_hanging_executor_that_resumes_causes_no_error(
 ) -> None:
     """When Spark gives up an executor that hangs, standbys take over. The executor causes no error when it resumes."""
     asleep = executors_of(cluster, 1)[0]
-    known = executor_ids(spark)
+    executors_before = executor_ids(spark)
     os.kill(asleep, signal.SIGSTOP)
     try:
-        wait_for(lambda: not known <= executor_ids(spark), "Spark replaces the stopped executor")
+        wait_for(lambda: not executors_before <= executor_ids(spark), "Spark replaces the stopped executor")
         reports = [query.feed() for _ in range(2)]
         assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * 2
     finally:

@@ -154,11 +154,11 @@ def test_a_purge_removes_a_thousand_ids_everywhere(
 
     objects = open_store(query.root, query.options)
     (savepoint,) = Savepoints(query.root, query.options).tail.savepoints
-    found = query.objects_with(erased)
+    objects_before = query.objects_with(erased)
     assert query.levels() >= {0, 1}
-    assert kinds(found) >= {"snapshot", "delta", "merged"}
-    kept = savepoint_objects(read_savepoint(objects, savepoint)) - query.retained_objects()
-    assert found & kept, "only the savepoint keeps some of them"
+    assert kinds(objects_before) >= {"snapshot", "delta", "merged"}
+    only_savepoint = savepoint_objects(read_savepoint(objects, savepoint)) - query.retained_objects()
+    assert objects_before & only_savepoint, "only the savepoint keeps some of them"
     before = local_files(query)
     assert before
     assert bool(find_files(query.local, erased)) is not encrypted
@@ -171,18 +171,18 @@ def test_a_purge_removes_a_thousand_ids_everywhere(
     assert "end the savepoints before" in purged.output
     assert query.objects_with(erased) == set()
     assert kinds({*objects.list("")}) == {"snapshot"}, "the purge leaves no delta that the search could not decrypt"
-    left = {id_: values for id_, values in query.expected.items() if id_ not in set(erased)}
-    assert query.state() == left
+    remaining_rows = {id_: values for id_, values in query.expected.items() if id_ not in set(erased)}
+    assert query.state() == remaining_rows
 
-    query.expected = left
-    others = ids[ERASED:]
-    query.run([(random.Random(number).sample(others, ROWS_PER_BATCH), number) for number in range(8)])
+    query.expected = remaining_rows
+    remaining_ids = ids[ERASED:]
+    query.run([(random.Random(number).sample(remaining_ids, ROWS_PER_BATCH), number) for number in range(8)])
     assert query.state() == query.expected
     assert query.objects_with(erased) == set()
     assert find_files(query.local, erased) == set()
     assert not local_files(query) & before, "files of an encrypted query cannot be searched"
-    assert query.objects_with(others[:500])
-    assert bool(find_files(query.local, others)) is not encrypted
+    assert query.objects_with(remaining_ids[:500])
+    assert bool(find_files(query.local, remaining_ids)) is not encrypted
     assert (
         verify(query.root, str(query.checkpoint), options=query.options, encryption_keys=query.encryption_keys).findings
         == ()

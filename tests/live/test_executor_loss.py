@@ -55,22 +55,22 @@ def counting(folder: Path) -> Callable[..., object]:
 
 
 @pytest.fixture
-def kept() -> Kept:
+def collected() -> Kept:
     """A sink that keeps its deliveries."""
     return Kept()
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> StatefulJob:
+def job(spark: SparkSession, tmp_path: Path, collected: Kept) -> StatefulJob:
     """A job on two live executors, after one batch."""
     settings = settings_in(tmp_path, expected_executors=2)
     inventory.await_executors(spark, settings, expected=2)
     compute = arrow_function(counting(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
-    made = Stateful("totals", "k", compute, settings=settings).into(kept)
-    made(batch(spark), 0)
-    report = made.reports[0]
+    stateful_job = Stateful("totals", "k", compute, settings=settings).into(collected)
+    stateful_job(batch(spark), 0)
+    report = stateful_job.reports[0]
     assert len(report.ran_on) == 2, (report.owners, report.runs, inventory.executors(spark), executor_processes())
-    return made
+    return stateful_job
 
 
 def batch(spark: SparkSession) -> DataFrame:
@@ -93,7 +93,7 @@ def wait_until_gone(spark: SparkSession, victim: str) -> None:
 
 
 def test_key_groups_of_a_dead_executor_move_in_the_next_batch(
-    spark: SparkSession, job: StatefulJob, kept: Kept
+    spark: SparkSession, job: StatefulJob, collected: Kept
 ) -> None:
     """After an executor dies, the next batch restores its key-groups on the other one. The report lists the moves and
     no miss.
@@ -106,7 +106,7 @@ def test_key_groups_of_a_dead_executor_move_in_the_next_batch(
     assert {move["from_executor"] for move in report.moves} == {victim}
     assert len(report.moves) > 0
     assert (report.misses, report.runs) == (0, 1)
-    assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+    assert collected.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
 
 
 @pytest.mark.long
@@ -156,7 +156,7 @@ def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:
 
 @pytest.mark.parametrize("step", ["run", "after seal"])
 def test_each_row_counts_once_if_an_executor_dies_inside_a_batch(
-    spark: SparkSession, job: StatefulJob, kept: Kept, step: str, tmp_path: Path
+    spark: SparkSession, job: StatefulJob, collected: Kept, step: str, tmp_path: Path
 ) -> None:
     """If an executor dies while slots compute or after they have reported, the batch is delivered whole and each row
     counts once.
@@ -175,12 +175,14 @@ def test_each_row_counts_once_if_an_executor_dies_inside_a_batch(
     assert len(killed) == 1
     wait_until_gone(spark, killed[0])
     job(batch(spark), 2)
-    assert kept.latest("k") == {k: {"rows": 3} for k in range(KEYS)}
-    assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 3
+    assert collected.latest("k") == {k: {"rows": 3} for k in range(KEYS)}
+    assert [len(rows) for rows in collected.deliveries.values()] == [KEYS] * 3
     assert killed[0] not in job.reports[-1].owners
 
 
-def test_no_batch_waits_for_a_dead_executor(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:
+def test_no_batch_waits_for_a_dead_executor(
+    spark: SparkSession, job: StatefulJob, collected: Kept, tmp_path: Path
+) -> None:
     """A batch does not wait for a dead executor if Spark would hold its slots for minutes: the run is cancelled and
     repeated. The application's locality waits stay as they are.
     """
@@ -196,8 +198,8 @@ def test_no_batch_waits_for_a_dead_executor(spark: SparkSession, job: StatefulJo
             conf.remove(name)
     report = job.reports[-1]
     assert (report.runs, killed[0] in report.owners) == (2, False)
-    assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
-    assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 2
+    assert collected.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+    assert [len(rows) for rows in collected.deliveries.values()] == [KEYS] * 2
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -270,13 +272,13 @@ def test_the_watch_for_lost_executors_continues_after_an_error(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a call of the JVM fails, the watch asks again and finds the lost executor."""
-    connected, asked = inventory.connected, list[SparkSession]()
+    connected, sessions = inventory.connected, list[SparkSession]()
 
-    def failing_once(of: SparkSession) -> frozenset[str]:
-        asked.append(of)
-        if len(asked) == 1:
+    def failing_once(session: SparkSession) -> frozenset[str]:
+        sessions.append(session)
+        if len(sessions) == 1:
             raise RuntimeError("no answer")
-        return connected(of)
+        return connected(session)
 
     monkeypatch.setattr(inventory, "connected", failing_once)
     watch = _Watch(spark, NOBODY)

@@ -12,7 +12,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_dispatch_app import NEW, OLD, PHASES, ROWS
-from tests.kit.streams.streaming import told_by
+from tests.kit.streams.streaming import run_app
 
 pytestmark = pytest.mark.cluster
 
@@ -27,13 +27,13 @@ def test_keys_continue_if_the_topic_grows_or_the_dispatch_changes(kafka_broker: 
     """
     kafka_broker.create_topic("dispatched", partitions=2)
     jars = ",".join(str(jar) for jar in connector_jars())
-    told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "dispatched", jars, seconds=TIMEOUT_SECONDS)
-    assert [phase["dispatch"] for phase in told] == [dispatch for dispatch, _ in PHASES]
+    phases = run_app(APP, str(tmp_path), kafka_broker.bootstrap, "dispatched", jars, seconds=TIMEOUT_SECONDS)
+    assert [phase["dispatch"] for phase in phases] == [dispatch for dispatch, _ in PHASES]
     partitions = [["dispatched", number] for number in range(4)]
-    assert [phase["shards"] for phase in told] == [partitions[:2], partitions, [], partitions]
-    assert told[0]["batches"] == 1
-    for phase, seen in enumerate(told):
+    assert [phase["shards"] for phase in phases] == [partitions[:2], partitions, [], partitions]
+    assert phases[0]["batches"] == 1
+    for phase, phase_output in enumerate(phases):
         rows = {f"k{number}": ROWS * (phase + 1) for number in OLD}
         rows |= {f"k{number}": ROWS * phase for number in NEW} if phase else {}
-        assert {key: row["rows"] for key, row in seen["latest"].items()} == rows
-        assert {row["newest"] for row in seen["latest"].values()} == {f"{phase}-{ROWS - 1}"}
+        assert {key: row["rows"] for key, row in phase_output["latest"].items()} == rows
+        assert {row["newest"] for row in phase_output["latest"].values()} == {f"{phase}-{ROWS - 1}"}

@@ -10,7 +10,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_sinks_app import BROKEN, EVENTS, RESULTS
-from tests.kit.streams.streaming import told_by
+from tests.kit.streams.streaming import run_app
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -24,16 +24,18 @@ def test_results_of_a_broken_batch_arrive_again_with_the_same_delivery_id(
     for topic, partitions in ((EVENTS, 2), (RESULTS, 1)):
         kafka_broker.create_topic(topic, partitions)
     jars = ",".join(str(jar) for jar in connector_jars())
-    (told,) = told_by(APPS / "kafka_sinks_app.py", str(tmp_path), kafka_broker.bootstrap, jars, seconds=TIMEOUT_SECONDS)
-    assert told["failed"]
-    assert told["ended"] == ["", ""]
-    found = [(one.pop("delivery"), one["window"]["start"], one["page"], one) for one in told["found"]]
-    batches = [int(delivery.rpartition("/")[2]) for delivery, *_ in found]
+    (outcome,) = run_app(
+        APPS / "kafka_sinks_app.py", str(tmp_path), kafka_broker.bootstrap, jars, seconds=TIMEOUT_SECONDS
+    )
+    assert outcome["failed"]
+    assert outcome["ended"] == ["", ""]
+    messages = [(row.pop("delivery"), row["window"]["start"], row["page"], row) for row in outcome["found"]]
+    batches = [int(delivery.rpartition("/")[2]) for delivery, *_ in messages]
     assert batches == sorted(batches)
-    assert len({delivery.rpartition("/")[0] for delivery, *_ in found}) == 1
-    once = {(delivery, start, page): one for delivery, start, page, one in found}
-    assert len(found) - len(once) >= told["before"]  # The broken batch's results are all there twice.
+    assert len({delivery.rpartition("/")[0] for delivery, *_ in messages}) == 1
+    once = {(delivery, start, page): row for delivery, start, page, row in messages}
+    assert len(messages) - len(once) >= outcome["before"]  # The broken batch's results are all there twice.
     assert sum(batch > 0 for batch in batches) == sum(not delivery.endswith("/0") for delivery, *_ in once)
-    latest = {(start, page): one for (_, start, page), one in once.items()}
-    assert latest == {(one["window"]["start"], one["page"]): one for one in told["expected"]}
+    latest = {(start, page): row for (_, start, page), row in once.items()}
+    assert latest == {(row["window"]["start"], row["page"]): row for row in outcome["expected"]}
     assert BROKEN in {page for _, page in latest}

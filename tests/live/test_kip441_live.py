@@ -34,24 +34,24 @@ def master(cluster: StandaloneCluster) -> str:
 
 
 def query_on(
-    spark: SparkSession, folder: Path, wanted: dict[str, tuple[set[int], set[int]]], **settings: object
+    spark: SparkSession, folder: Path, roles: dict[str, tuple[set[int], set[int]]], **settings: object
 ) -> LiveQuery:
     """Return a query with the roles of the proposal's tables: one standby, and all members in the same rack."""
-    key_groups = sum(len(owned) for owned, _ in wanted.values())
+    key_groups = sum(len(owned) for owned, _ in roles.values())
     query = LiveQuery(
-        spark, folder, key_groups=key_groups, num_standbys=len(wanted) - 1, expected_executors=len(wanted),
+        spark, folder, key_groups=key_groups, num_standbys=len(roles) - 1, expected_executors=len(roles),
         probing_rebalance_interval=600, member_racks=(("*", "one"),), **settings,
     )  # fmt: skip
     query.feed_until(
-        lambda: query.holds().keys() == wanted.keys() and query.settled(), "every member has a copy of every task"
+        lambda: query.holds().keys() == roles.keys() and query.settled(), "every member has a copy of every task"
     )
-    query.arrange(wanted, num_standbys=1)
+    query.arrange(roles, num_standbys=1)
     return query
 
 
-def counts(held: dict[str, Roles]) -> dict[str, tuple[int, int, int]]:
+def counts(roles: dict[str, Roles]) -> dict[str, tuple[int, int, int]]:
     """Return how many key-groups each member owns, holds as standby and warms up."""
-    return {host: (len(owned), len(kept), len(warm)) for host, (owned, kept, warm) in held.items()}
+    return {host: (len(owned), len(standbys), len(warm)) for host, (owned, standbys, warm) in roles.items()}
 
 
 def restored(reports: list[BatchReport]) -> list[tuple[int, int]]:
@@ -99,8 +99,8 @@ def scaling_in(spark: SparkSession, cluster: StandaloneCluster, folder: Path) ->
     for.
     """
     run_workers(spark, cluster, 3)
-    wanted = {I1: ({T1, T4}, {T3}), I2: ({T2}, {T1, T4}), I3: ({T3}, {T2})}
-    return query_on(spark, folder, wanted, scheduled_rebalance_max_delay=0)
+    roles = {I1: ({T1, T4}, {T3}), I2: ({T2}, {T1, T4}), I3: ({T3}, {T2})}
+    return query_on(spark, folder, roles, scheduled_rebalance_max_delay=0)
 
 
 @pytest.mark.long

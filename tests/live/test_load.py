@@ -18,7 +18,7 @@ from riffle_spark import Stateful, arrow_function
 from riffle_spark.errors import UnavailableError
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_load_app import KEYS, SENT, TAKEN, TIMES
-from tests.kit.streams.streaming import Kept, refused_between, settings_in, told_by
+from tests.kit.streams.streaming import Kept, refused_between, run_app, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -41,8 +41,8 @@ def test_a_batch_that_exceeds_an_executors_memory_fails_with_a_remedy(spark: Spa
     """If executors run out of memory, the error of the batch names the settings to change, and nothing is committed.
     The query continues with fewer rows per batch.
     """
-    told = r"RIFFLE-0292.*code 52"
-    refused, _ = refused_between(spark, tmp_path, 100_000, told)
+    message = r"RIFFLE-0292.*code 52"
+    refused, _ = refused_between(spark, tmp_path, 100_000, message)
     assert "maxOffsetsPerTrigger" in refused.remedy
     assert "spark.executor.memory" in refused.remedy
 
@@ -73,12 +73,12 @@ def test_a_tenfold_load_grows_the_source_lag_and_not_the_memory(kafka_broker: Ka
     """
     kafka_broker.create_topic("load", partitions=2)
     jars = ",".join(str(jar) for jar in connector_jars())
-    told = told_by(
+    outcome = run_app(
         APPS / "kafka_load_app.py", str(tmp_path), kafka_broker.bootstrap, "load", jars, seconds=TIMEOUT_SECONDS
     )[0]
-    lags, batches = told["lags"], told["batches"]
+    lags, batches = outcome["lags"], outcome["batches"]
     print(lags, batches)
-    assert set(told["rows_of_key"].values()) == {(TAKEN + TIMES * SENT) // KEYS}
+    assert set(outcome["rows_of_key"].values()) == {(TAKEN + TIMES * SENT) // KEYS}
     assert [batch["runs"] for batch in batches] == [1] * len(batches)
     assert max(batch["rows"] for batch in batches) <= TAKEN
     assert max(lags) > (TIMES - 1) * SENT / 2, "the lag of the fuller of two partitions"

@@ -36,18 +36,18 @@ def test_a_query_runs_with_a_state_of_a_tenth_of_the_limit(spark: SparkSession, 
     """A query runs with a state of a tenth of the limit: while the state grows, in batches that change all key-groups,
     and after a restart without local copies.
     """
-    kept = Kept()
+    sink = Kept()
     lasts = aggregate(rows=count(), v=last("v"))
     settings = settings_in(tmp_path, key_groups=8)
-    run = Stateful("large", "k", lasts, settings=settings).into(kept)
+    job = Stateful("large", "k", lasts, settings=settings).into(sink)
     for batch in range(BATCHES):
-        run(rows_of(spark, batch), batch)
+        job(rows_of(spark, batch), batch)
     assert copied_bytes(tmp_path) >= STATE_BYTES
     every_tenth = spark.range(0, BATCHES * KEYS_PER_BATCH, 10).selectExpr("id AS k", "'short' AS v")
-    run(every_tenth, BATCHES)
+    job(every_tenth, BATCHES)
     shutil.rmtree(tmp_path / "local")
-    restarted = Stateful("large", "k", lasts, settings=settings).into(kept)
+    restarted = Stateful("large", "k", lasts, settings=settings).into(sink)
     restarted(every_tenth, BATCHES + 1)
-    latest = kept.latest("k")
+    latest = sink.latest("k")
     assert all(latest[k] == {"rows": 3, "v": "short"} for k in range(0, BATCHES * KEYS_PER_BATCH, 10))
     assert committed(f"file://{tmp_path}/state")[-1] == BATCHES + 1

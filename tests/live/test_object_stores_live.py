@@ -84,12 +84,12 @@ def test_a_query_counts_exactly_after_a_kill(spark: SparkSession, place: Place, 
     store.
     """
     feed = Feed(tmp_path / "in", "k long, v long")
-    kept = Kept()
+    sink = Kept()
 
     def job_with(local: str) -> StatefulJob:
         settings = settings_in(tmp_path, root=place.root, local_dir=f"{tmp_path}/{local}", **place.settings)
         compute = aggregate(rows=count(), total=sum_("v"))
-        return Stateful("totals", "k", compute, settings=settings).into(kept)
+        return Stateful("totals", "k", compute, settings=settings).into(sink)
 
     def run(local: str, batches: range, between: Callable[[int], None]) -> StatefulJob:
         job = job_with(local)
@@ -104,9 +104,9 @@ def test_a_query_counts_exactly_after_a_kill(spark: SparkSession, place: Place, 
         return job
 
     run("first", range(BATCHES), lambda number: kill_an_executor() if number == KILLED_AFTER else None)
-    assert kept.latest("k") == expected(BATCHES)
+    assert sink.latest("k") == expected(BATCHES)
     job = run("second", range(BATCHES, BATCHES + 2), lambda _: None)
-    assert kept.latest("k") == expected(BATCHES + 2)
+    assert sink.latest("k") == expected(BATCHES + 2)
     assert job.reports[0].fetched_bytes > 0
     store = open_store(place.root, place.options)
     parts = [store.get(name) or b"" for name in store.list("delta/")]

@@ -45,9 +45,9 @@ def test_a_query_continues_after_an_upgrade_and_is_rolled_back_before_it(
     for number in range(first, old.next_file):
         oracle.feed([number])
     assert [report.decision for report in job.reports] == ["run", "run"]
-    assert old.held() == oracle.state
+    assert old.committed_state() == oracle.state
     rollback(old.root, 20, old.checkpoint, execute=True)
-    back, given = old.oracle(20), [*old.expected["batches"][21], *old.expected["batches"][22]]
+    back, later_files = old.oracle(20), [*old.expected["batches"][21], *old.expected["batches"][22]]
     run(spark, old, 0)
-    back.feed([*given, *range(first, old.next_file)])
-    assert old.held() == back.state
+    back.feed([*later_files, *range(first, old.next_file)])
+    assert old.committed_state() == back.state

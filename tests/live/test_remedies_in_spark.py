@@ -98,8 +98,8 @@ def command(place: Place, act: Callable[[], object]) -> None:
     except Exception as error:  # noqa: BLE001 - the test has asserted already which one it is
         text = str(error).replace("CHECKPOINT", str(place.folder / place.checkpoint))
         arguments = printed(text[text.index("What to do:") :].splitlines()[0])[-1]
-    ran = CliRunner().invoke(main, arguments)
-    assert ran.exit_code == 0, ran.output
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
 
 
 def state_that_is_gone(place: Place, mended: bool) -> None:

@@ -21,11 +21,11 @@ def test_spark_continues_after_a_rollback_is_rolled_back(sealed: bool, spark: Sp
     With ``deliver_after_commit`` the restored batch is delivered once more, with the same rows.
     """
     feed, sink, checkpoint = Feed(tmp_path / "in", "k long, v long"), Kept(), tmp_path / "checkpoint"
-    root, given = f"file://{tmp_path}/state", settings_in(tmp_path, key_groups=2, deliver_after_commit=sealed)
+    root, job_settings = f"file://{tmp_path}/state", settings_in(tmp_path, key_groups=2, deliver_after_commit=sealed)
 
     def job() -> StatefulJob:
         compute = aggregate(rows=count(), total=sum_("v"))
-        return Stateful("totals", "k", compute, settings=given).into(sink)
+        return Stateful("totals", "k", compute, settings=job_settings).into(sink)
 
     for number in range(4):
         feed.add([{"k": 1, "v": 10**number}])

@@ -46,7 +46,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> None:
 
 
 @pytest.fixture
-def asked(s3_folder: Path) -> Callable[[str], list[str]]:
+def logged_requests(s3_folder: Path) -> Callable[[str], list[str]]:
     """Return a function that returns the log's requests for a prefix, oldest first."""
     log = s3_folder / "s3.log"
     return lambda prefix: [line for line in log.read_text().splitlines() if prefix in line and "HTTP/1" in line]
@@ -61,31 +61,31 @@ def kind(line: str) -> str:
 
 @pytest.mark.promise("cost is bounded")
 def test_a_steady_batch_sends_few_requests_and_no_list_request(
-    spark: SparkSession, s3_server: S3Server, tmp_path: Path, asked: Callable[[str], list[str]]
+    spark: SparkSession, s3_server: S3Server, tmp_path: Path, logged_requests: Callable[[str], list[str]]
 ) -> None:
     """A batch after warm-up sends at most (slots that wrote + 2) requests and no list request. The report counts the
     requests that the server logs.
     """
     settings = settings_in(tmp_path, root=f"s3://{s3_server.bucket}/steady", s3_endpoint=s3_server.endpoint)
     settings = settings.but(status_interval=0)  # the status would add requests
-    kept = Kept()
-    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(kept)
-    counted = []
+    sink = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
+    server_counts = []
     for batch in range(WARM_UP + STEADY):
-        before = len(asked("steady"))
+        before = len(logged_requests("steady"))
         job(spark.range(1000).selectExpr(f"id % {KEYS} k", "id v"), batch)
         if batch < WARM_UP:
             rest(job)  # A starting query sends further requests, which are not part of a later batch.
         else:
-            told = sum(job.reports[-1].requests.values())
-            wait_for(lambda: len(asked("steady")) >= before + told, "the requests are in the access log")  # noqa: B023 - called in this turn only
-            counted.append(Counter(kind(line) for line in asked("steady")[before:]))
-    for report, by_server in zip(list(job.reports)[WARM_UP:], counted, strict=True):
+            reported = sum(job.reports[-1].requests.values())
+            wait_for(lambda: len(logged_requests("steady")) >= before + reported, "the requests are in the access log")  # noqa: B023 - called in this turn only
+            server_counts.append(Counter(kind(line) for line in logged_requests("steady")[before:]))
+    for report, by_server in zip(list(job.reports)[WARM_UP:], server_counts, strict=True):
         assert report.slots_that_wrote == 2
         assert sum(by_server.values()) <= report.slots_that_wrote + 2
         assert by_server["list"] == 0
         assert dict(by_server) == dict(report.requests)
-    assert kept.latest("k")[0]["rows"] == 5 * (WARM_UP + STEADY)
+    assert sink.latest("k")[0]["rows"] == 5 * (WARM_UP + STEADY)
 
 
 def test_a_restart_without_local_copies_restores_from_s3(
@@ -94,9 +94,9 @@ def test_a_restart_without_local_copies_restores_from_s3(
     """A job without local copies restores the state that an earlier job committed to S3."""
     root = f"s3://{s3_server.bucket}/restored"
     for batch, local in enumerate(("one", "two")):
-        kept = Kept()
+        sink = Kept()
         settings = settings_in(tmp_path, root=root, s3_endpoint=s3_server.endpoint, local_dir=f"{tmp_path}/{local}")
-        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
+        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(sink)
         job(spark.range(300).selectExpr("id % 30 k"), batch)
-    assert kept.latest("k") == {k: {"rows": 20} for k in range(30)}
+    assert sink.latest("k") == {k: {"rows": 20} for k in range(30)}
     assert job.reports[-1].fetched_bytes > 0

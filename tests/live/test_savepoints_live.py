@@ -99,7 +99,7 @@ def test_a_query_is_rolled_back_to_and_forked_from_a_savepoint(
     created = run_command("savepoint", "create", query.root, "--name", "before-release", "--wait", "60 s")
     assert (created.exit_code, "keeps batch" in created.output) == (0, True), created.output
     (savepoint,) = Savepoints(query.root).tail.savepoints
-    kept = savepoint.version + 1
+    kept_batches = savepoint.version + 1
     for number in range(4, BATCHES):
         feed.add(rows(number))
     wait_for(lambda: len(job.reports) >= BATCHES, f"{BATCHES} batches")
@@ -112,19 +112,19 @@ def test_a_query_is_rolled_back_to_and_forked_from_a_savepoint(
     new_root = f"file://{tmp_path}/fork"
     fork(query.root, new_root, "savepoint:before-release", execute=True)
     riffle_spark.rollback(query.root, "savepoint:before-release", str(query.checkpoint), execute=True)
-    assert query.state() == after(range(kept))
-    again = Query(spark, query.folder, feed)
-    again.run()
-    assert again.state() == after(range(BATCHES))
-    assert committed(query.root)[-1] >= kept, "Spark reads the rows again, perhaps in fewer batches"
+    assert query.state() == after(range(kept_batches))
+    rolled_back = Query(spark, query.folder, feed)
+    rolled_back.run()
+    assert rolled_back.state() == after(range(BATCHES))
+    assert committed(query.root)[-1] >= kept_batches, "Spark reads the rows again, perhaps in fewer batches"
 
-    other = Query(spark, tmp_path / "other", Feed(tmp_path / "other-in", "k long, v long"), new_root)
-    other.feed.add(rows(1000))
+    forked = Query(spark, tmp_path / "other", Feed(tmp_path / "other-in", "k long, v long"), new_root)
+    forked.feed.add(rows(1000))
     with pytest.raises(Exception, match="RIFFLE-0210"):
-        other.run()
-    riffle_spark.adopt(new_root, str(other.checkpoint), execute=True)
-    other.run()
-    assert other.state() == after(range(kept), range(1000, 1001))
-    assert again.state() == after(range(BATCHES))
+        forked.run()
+    riffle_spark.adopt(new_root, str(forked.checkpoint), execute=True)
+    forked.run()
+    assert forked.state() == after(range(kept_batches), range(1000, 1001))
+    assert rolled_back.state() == after(range(BATCHES))
     assert [savepoint.name for savepoint in Savepoints(query.root).tail.savepoints] == ["before-release"]
-    assert cast("Totals", other.kept.latest("k"))[0] == after(range(kept), range(1000, 1001))[0]
+    assert cast("Totals", forked.kept.latest("k"))[0] == after(range(kept_batches), range(1000, 1001))[0]

@@ -43,7 +43,7 @@ KEYS = 40
 SLOTS = 2
 STATE = pa.schema([("rows", pa.int64()), ("total", pa.int64())])
 TOTALS = pa.schema([("k", pa.int64()), *STATE])
-Seen = dict[int, dict[str, int]]
+RowsByStore = dict[int, dict[str, int]]
 
 
 def totalling(folder: Path, store: str, root: str, options: StoreOptions) -> Callable[..., object]:
@@ -53,11 +53,11 @@ def totalling(folder: Path, store: str, root: str, options: StoreOptions) -> Cal
         for file in sorted(folder.glob(f"{store}.*")):
             with suppress(FileNotFoundError):
                 file.unlink()  # the next attempt succeeds
-                _, how, milliseconds = file.name.split(".")
-                if how == "put":
+                _, manner, milliseconds = file.name.split(".")
+                if manner == "put":
                     wait_for_delta(root, options, rows["version"][0].as_py())
                 threading.Timer(int(milliseconds) / 1000, os.kill, [os.getpid(), signal.SIGKILL]).start()
-                time.sleep(0 if how == "later" else 60)
+                time.sleep(0 if manner == "later" else 60)
         ones = pa.array([1] * rows.num_rows, pa.int64())
         added = pa.table([rows["k"], ones, rows["v"]], schema=TOTALS)
         both = pa.concat_tables([state.select(TOTALS.names).cast(TOTALS), added]).group_by("k")
@@ -102,9 +102,9 @@ class Totals:
             function = totalling(self.deaths, store, str(self.settings.root), self.options)
             yield Stateful(store, "k", arrow_function(function, state=STATE, output=TOTALS)).into(sink)
 
-    def die(self, store: str, how: str, milliseconds: int = 0) -> None:
+    def die(self, store: str, manner: str, milliseconds: int = 0) -> None:
         """Kill one attempt while it computes the store: ``now``, after the first ``put``, or ``later``."""
-        (self.deaths / f"{store}.{how}.{milliseconds}").touch()
+        (self.deaths / f"{store}.{manner}.{milliseconds}").touch()
 
     def batch(self) -> None:
         """Run a batch with three rows of each key."""
@@ -142,10 +142,10 @@ def totals(spark: SparkSession, s3_server: S3Server, tmp_path: Path, request: py
     """A job with a new root in S3, after two batches."""
     root = f"s3://{s3_server.bucket}/{request.node.name.partition('[')[0]}-{tmp_path.name}"
     settings = settings_in(tmp_path, root=root, s3_endpoint=s3_server.endpoint, expected_executors=2)
-    made = Totals(spark, settings.but(status_interval=0), tmp_path)
+    totals_query = Totals(spark, settings.but(status_interval=0), tmp_path)
     for _ in range(2):  # later batches reuse the plans
-        made.batch()
-    return made
+        totals_query.batch()
+    return totals_query
 
 
 @pytest.mark.long

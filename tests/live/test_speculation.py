@@ -31,7 +31,7 @@ CONF = {
 }
 KEYS = 24
 MOST_SECONDS = 90
-SEEN = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
+ROWS_OF_KEY = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,9 @@ def uneven(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Ta
             give_up = time.monotonic() + MOST_SECONDS
             while len(list(folder.iterdir())) < 2 and time.monotonic() < give_up:
                 time.sleep(0.02)
-        added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows)).cast(SEEN)
-        both = pa.concat_tables([state.cast(SEEN), added])
-        totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(SEEN)
+        added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows)).cast(ROWS_OF_KEY)
+        both = pa.concat_tables([state.cast(ROWS_OF_KEY), added])
+        totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(ROWS_OF_KEY)
         return totals, totals
 
     return run
@@ -65,15 +65,16 @@ def uneven(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Ta
 def test_two_attempts_of_a_slot_count_once(spark: SparkSession, tmp_path: Path) -> None:
     """With speculation Spark starts a slow slot twice, and its rows are delivered and committed once."""
     (attempts := tmp_path / "attempts").mkdir()
-    compute, kept = arrow_function(uneven(attempts), state=pa.schema([("rows", pa.int64())]), output=SEEN), Kept()
-    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(kept)
+    compute = arrow_function(uneven(attempts), state=pa.schema([("rows", pa.int64())]), output=ROWS_OF_KEY)
+    sink = Kept()
+    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(sink)
     executors = inventory.await_executors(spark, settings_in(tmp_path), expected=2)
     assert len({executor.host for executor in executors}) == 2
     frame = spark.range(KEYS).selectExpr("id k")
     with job_group(spark, "twice") as tasks:
         for number in range(2):
             job(frame, number)
-    assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
-    assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 2
+    assert sink.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+    assert [len(rows) for rows in sink.deliveries.values()] == [KEYS] * 2
     assert committed(f"file://{tmp_path}/state") == [0, 1]
     assert any(task.speculative() for task in tasks())

@@ -94,9 +94,9 @@ class Wrapped:
 
     def edit(self, *words: str, code: int = 0) -> str:
         """Run ``riffle state`` with ``--execute`` and a reason, and return its output."""
-        done = run_command("state", words[0], self.root, *words[1:], "--reason", "ticket 7", "--execute")
-        assert done.exit_code == code, done.output
-        return done.output
+        result = run_command("state", words[0], self.root, *words[1:], "--reason", "ticket 7", "--execute")
+        assert result.exit_code == code, result.output
+        return result.output
 
     def store(self) -> str:
         """Return the name of the query's only store."""
@@ -113,16 +113,16 @@ def running(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def wrapped(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Wrapped]]:
     """Return a function that starts a query. The query is stopped after the test."""
-    made: list[Wrapped] = []
+    queries: list[Wrapped] = []
 
     def make(query: Callable[[DataFrame], DataFrame], mode: str = "update") -> Wrapped:
-        made.append(Wrapped(spark, tmp_path, query, mode))
-        made[-1].start()
-        return made[-1]
+        queries.append(Wrapped(spark, tmp_path, query, mode))
+        queries[-1].start()
+        return queries[-1]
 
     yield make
-    for one in made:
-        one.stop()
+    for wrapped_query in queries:
+        wrapped_query.stop()
 
 
 def change(query: Wrapped, running: bool, *words: str) -> None:
@@ -149,10 +149,10 @@ def test_an_aggregate_continues_with_set_values_and_without_deleted_keys(
     ]  # fmt: skip
     store = query.store()
     columns = {column: role for column, role in read_json("stores", query.root)["stores"][0]["columns"] if column}
-    counted = next(name for name in columns if name.startswith("c"))
+    count_column = next(name for name in columns if name.startswith("c"))
     change(query, running, "delete", "--store", store, "--key", "apple")
     before = records(query.root)[-1]
-    change(query, running, "set", "--store", store, "--key", "berry", "--value", json.dumps({counted: 40}))
+    change(query, running, "set", "--store", store, "--key", "berry", "--value", json.dumps({count_column: 40}))
     edits = [record for record in records(query.root) if record.kind == "state"]
     assert [record.edit["action"] for record in edits] == ["delete", "set"]
     assert all(record.edit["reason"] == "ticket 7" and record.edit["user"] for record in edits)
@@ -163,13 +163,13 @@ def test_an_aggregate_continues_with_set_values_and_without_deleted_keys(
     query.stop()
     undo = edits[0].sequence - 1
     assert before.sequence > undo
-    shown = read_json("log", query.root)["records"]
-    assert [one["edit"]["action"] for one in shown if one["kind"] == "state"] == ["delete", "set"]
+    logged_records = read_json("log", query.root)["records"]
+    assert [entry["edit"]["action"] for entry in logged_records if entry["kind"] == "state"] == ["delete", "set"]
     riffle_spark.rollback(query.root, f"record:{undo}", str(query.checkpoint), execute=True)
     query.start()
     assert query.batch(("apple", 7))[-1]["page"] == "cherry", "Spark reads the rows of the last batch again"
     table = riffle_spark.read_state(query.root, store).read_all()
-    counts = {row["page"]: row[counted] for row in table.to_pylist()}
+    counts = {row["page"]: row[count_column] for row in table.to_pylist()}
     assert counts == {"apple": 3, "berry": 2, "cherry": 2}
 
 

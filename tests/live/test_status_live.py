@@ -23,10 +23,10 @@ KEYS = [f"key-{n}" for n in range(80)]
 
 
 def _json(*arguments: object) -> dict[str, Any]:
-    done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
-    assert done.exit_code == 0, done.output
-    shown: dict[str, Any] = json.loads(done.output)
-    return shown
+    result = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    fields: dict[str, Any] = json.loads(result.output)
+    return fields
 
 
 def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: SparkSession, tmp_path: Path) -> None:

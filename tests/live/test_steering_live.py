@@ -27,7 +27,7 @@ MASTER = "local-cluster[2,1,600]"
 KEYS = [f"key-{n}" for n in range(80)]
 
 
-class Steered:
+class SteeredQuery:
     """A query on two executors that reads requests, and the commands of an operator."""
 
     def __init__(self, spark: SparkSession, folder: Path, **settings: object) -> None:
@@ -71,14 +71,14 @@ class Steered:
         """Feed a batch."""
         self.feed.add([{"k": key, "v": 1} for key in KEYS])
 
-    def wait(self, reached: object, why: str) -> None:
+    def wait(self, reached: object, description: str) -> None:
         """Wait until ``reached`` returns a true value. Fail if the query fails."""
 
         def looked() -> bool:
             assert self.query.exception() is None
             return bool(reached())  # type: ignore[operator]
 
-        wait_for(looked, why)
+        wait_for(looked, description)
 
     def start_command(self, command: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a riffle command in a new process that waits for the driver's answer."""
@@ -111,11 +111,11 @@ class Steered:
 
 
 @pytest.fixture
-def steered(spark: SparkSession, tmp_path: Path) -> Iterator[Steered]:
+def steered(spark: SparkSession, tmp_path: Path) -> Iterator[SteeredQuery]:
     """A query that is not yet started."""
-    made = Steered(spark, tmp_path)
-    yield made
-    made.query.stop()
+    query = SteeredQuery(spark, tmp_path)
+    yield query
+    query.query.stop()
 
 
 def latency(answer: dict[str, object]) -> float:
@@ -123,7 +123,7 @@ def latency(answer: dict[str, object]) -> float:
     return (int(str(answer["answered_ms"])) - int(str(answer["time_ms"]))) / 1000
 
 
-def test_a_drain_and_a_pin_reach_a_busy_query(steered: Steered, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drain_and_a_pin_reach_a_busy_query(steered: SteeredQuery, capsys: pytest.CaptureFixture[str]) -> None:
     """A busy query answers a pin and a drain with the second batch after the request at the latest."""
     steered.start_busy()
     first, second = sorted(steered.owned())
@@ -143,7 +143,7 @@ def test_a_drain_and_a_pin_reach_a_busy_query(steered: Steered, capsys: pytest.C
         )
 
 
-def test_a_paused_query_holds_its_next_batch_until_it_is_resumed(steered: Steered) -> None:
+def test_a_paused_query_holds_its_next_batch_until_it_is_resumed(steered: SteeredQuery) -> None:
     """A paused query holds its next batch until it is resumed. Live settings can be changed meanwhile.
 
     Spark shows an active batch during the pause. A paused query can be stopped, and a restarted query is not paused.
@@ -174,22 +174,22 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
 
     Two upkeep tasks move the copies, so nothing is restored.
     """
-    first = Steered(spark, tmp_path, control="off")
+    first = SteeredQuery(spark, tmp_path, control="off")
     first.start()
     leaving, staying = sorted(member.id for member in first.job.members())
     owners = running(first.job).driver.ownership.placement.present.owners
     group = next(t.key_group for t, owner in owners.items() if owner == leaving)
     first.job.pin(group, staying)
     first.job.drain(leaving)
-    asked: dict[str, object] = {"drained": [leaving], "pins": {str(group): staying}}
-    check_drained(first, leaving, asked)
+    requests: dict[str, object] = {"drained": [leaving], "pins": {str(group): staying}}
+    check_drained(first, leaving, requests)
     assert len(first.job.reports) == 1
     assert [record.kind for record in records(first.root)] == ["claim", "batch", "orders"]
     first.query.stop()
     assert running(first.job)._pulse.ended(30)  # private: the thread that must go
-    second = Steered(spark, tmp_path, control="off")
+    second = SteeredQuery(spark, tmp_path, control="off")
     second.start()
-    check_drained(second, leaving, asked)
+    check_drained(second, leaving, requests)
     report = second.job.reports[-1]
     assert [warning for warning in report.warnings if f"drained: {leaving}, pinned: {group} to {staying}" in warning]
     assert report.fetched_bytes == 0
@@ -199,14 +199,14 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
     second.query.stop()
 
 
-def check_drained(query: Steered, member: str, asked: dict[str, object]) -> None:
+def check_drained(query: SteeredQuery, member: str, requests: dict[str, object]) -> None:
     """Wait until the member is empty, and check that the newest record lists the operator requests."""
     query.wait(lambda: of_member(query, member).owned == 0, "the drained member is empty")
-    gone = of_member(query, member)
-    assert (gone.state, gone.standbys, gone.warmups) == ("draining", 0, 0)
-    assert records(query.root)[-1].orders == asked
+    drained = of_member(query, member)
+    assert (drained.state, drained.standbys, drained.warmups) == ("draining", 0, 0)
+    assert records(query.root)[-1].orders == requests
 
 
-def of_member(query: Steered, name: str) -> MemberState:
+def of_member(query: SteeredQuery, name: str) -> MemberState:
     """Return the state of the member with this id."""
     return next(member for member in query.job.members() if member.id == name)

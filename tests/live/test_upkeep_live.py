@@ -34,8 +34,8 @@ def test_executors_take_snapshots_and_new_members_restore_from_them(spark: Spark
     """Executors take snapshots when chains are long, commits list them, and members without copies restore
     from them.
     """
-    compute, kept = aggregate(rows=count(), total=sum_("v")), Kept()
-    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path, snapshot_chain_links=3)).into(kept)
+    compute, sink = aggregate(rows=count(), total=sum_("v")), Kept()
+    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path, snapshot_chain_links=3)).into(sink)
     for number in range(6):
         job(batch(spark), number)
         rest(job)
@@ -44,10 +44,10 @@ def test_executors_take_snapshots_and_new_members_restore_from_them(spark: Spark
     entries = records(f"file://{tmp_path}/state")[-1].entries
     assert all(len(entry.chain) <= 4 for entry in entries.values())
     moved = settings_in(tmp_path, snapshot_chain_links=3, local_dir=f"{tmp_path}/elsewhere")
-    again = Stateful("totals", "k", compute, settings=moved).into(kept)
-    again(batch(spark), 6)
-    assert kept.latest("k") == {k: {"rows": 7, "total": 7 * k} for k in range(KEYS)}
-    assert again.reports[-1].restores == 8
+    moved_job = Stateful("totals", "k", compute, settings=moved).into(sink)
+    moved_job(batch(spark), 6)
+    assert sink.latest("k") == {k: {"rows": 7, "total": 7 * k} for k in range(KEYS)}
+    assert moved_job.reports[-1].restores == 8
 
 
 def test_observed_returns_the_metric_of_a_frame(spark: SparkSession) -> None:

@@ -59,13 +59,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, zip_file: Path) -> Outcom
     if other is not None:
         cases += [("other python", other, "counts", False)]
     command = [sys.executable, str(APPS / "worker_python_app.py"), str(CHECKOUT), str(folder), str(zip_file)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=clean_environment(), input=json.dumps(cases, default=str), cwd=folder, capture_output=True,
         text=True, timeout=500, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: Outcomes = json.loads(done.stdout.splitlines()[-1])
-    return found
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    parsed: Outcomes = json.loads(completed.stdout.splitlines()[-1])
+    return parsed
 
 
 @pytest.mark.spark
@@ -111,16 +111,18 @@ def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalon
         yield cluster
 
 
-def submit(cluster: StandaloneCluster, folder: Path, *sent: str, **environment: str) -> str:
-    """Submit a query with spark-submit and return its output. ``sent`` are the options that send files."""
+def submit(cluster: StandaloneCluster, folder: Path, *options: str, **environment: str) -> str:
+    """Submit a query with spark-submit and return its output. ``options`` are those that send files."""
     (folder / "in").mkdir()
     (folder / "in" / "rows.json").write_text('{"k": 1}\n{"k": 1}\n{"k": 2}\n')
     python = str(bare_python(folder / "of-driver", FOR_DRIVER))
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url, "--conf", "spark.ui.enabled=false"]
-    command += ["--conf", "spark.executor.memory=500m", *sent, str(APPS / "sent_app.py"), str(folder)]
+    command += ["--conf", "spark.executor.memory=500m", *options, str(APPS / "sent_app.py"), str(folder)]
     variables = clean_environment(**{"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, **environment})
-    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
-    return done.stdout + done.stderr
+    completed = subprocess.run(
+        command, env=variables, cwd=folder, capture_output=True, text=True, timeout=250, check=False
+    )
+    return completed.stdout + completed.stderr
 
 
 @pytest.mark.cluster

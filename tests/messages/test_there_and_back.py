@@ -150,9 +150,9 @@ def test_a_slot_decodes_only_the_entries_of_its_key_groups(order: Order, key_gro
     """A slot decodes only the entries of its own key-groups. The other fields are complete."""
     order = replace(order, slots={7: tuple(key_groups[:3]), 0: tuple(key_groups[3:6]), 4: ()})
     text = order.to_json()
-    for slot, mine in order.slots.items():
-        wanted = {key_group: entry for key_group, entry in order.entries.items() if key_group in mine}
-        assert Order.from_json(text, slot) == replace(order, entries=wanted)
+    for slot, key_groups_of_slot in order.slots.items():
+        expected = {key_group: entry for key_group, entry in order.entries.items() if key_group in key_groups_of_slot}
+        assert Order.from_json(text, slot) == replace(order, entries=expected)
 
 
 @given(UPKEEP_ORDERS)

@@ -41,7 +41,7 @@ def readings_of(world: World, report: BatchReport | None = None) -> tuple[Readin
 
 def elastic_cluster(folder: Path) -> list[Reading]:
     """An executor joins and another is lost. This causes warm-ups, probes, moves, restores and lagging standbys."""
-    seen: list[Reading] = []
+    all_readings: list[Reading] = []
     world = Elastic(folder, executors=("1", "2"), num_standbys=1, probing_rebalance_interval=60)
     world.cluster.memories = {"1": lambda: (30, 70)}
     world.cluster.disks = {"1": lambda: (0.3, 10**9)}
@@ -57,13 +57,13 @@ def elastic_cluster(folder: Path) -> list[Reading]:
     world.cluster.stalled.clear()
     for _ in range(3):
         report = world.feed()
-        seen += readings_of(world, report)
+        all_readings += readings_of(world, report)
     world.cluster.lose("1", planned=False)
     for report in world.feed_every(30, 12):
-        seen += readings_of(world, report)
+        all_readings += readings_of(world, report)
     world.rest(2, 100)
-    seen += readings_of(world)
-    return seen
+    all_readings += readings_of(world)
+    return all_readings
 
 
 def cold_and_warm_copies(folder: Path) -> list[Reading]:

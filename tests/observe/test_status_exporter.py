@@ -162,9 +162,9 @@ def test_a_query_that_fails_writes_its_error_at_once(writer: Writer) -> None:
     assert (status.state, status.facts.failure, status.facts.time_ms) == ("failed", failure, _facts(7).time_ms)
     writer.exporter.close()
     assert writer.counted["put"] == 2
-    again = Writer(writer.objects)
-    again.exporter.export(_report(1), _facts(30), ())
-    assert (again.stored().state, again.stored().facts.failure) == ("running", None)
+    second_writer = Writer(writer.objects)
+    second_writer.exporter.export(_report(1), _facts(30), ())
+    assert (second_writer.stored().state, second_writer.stored().facts.failure) == ("running", None)
 
 
 def test_a_failure_that_the_store_refused_is_written_at_the_end() -> None:

@@ -77,8 +77,8 @@ def test_a_backup_is_complete_if_the_log_is_copied_before_the_objects(tmp_path: 
     assert report.version is not None
     assert BEFORE - 1 <= report.version < Checkpoint(checkpoint).next_batch() - 1
     rollback(root, report.version, checkpoint, execute=True)
-    again = Query(backup)
-    again.version = report.version + 1
-    again.run(query.version)
-    again.check()
+    restored_query = Query(backup)
+    restored_query.version = report.version + 1
+    restored_query.run(query.version)
+    restored_query.check()
     assert verify(root, checkpoint).is_whole

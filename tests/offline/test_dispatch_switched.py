@@ -78,11 +78,11 @@ def test_a_rollback_over_a_switch_restores_the_dispatch(tmp_path: Path, checkpoi
         assert tail.target is not None
         assert tail.dispatch == dispatch
         assert tail.shards == played.world.log().read(tail.target).shards
-    again = Played(played.world)
-    again.restart(dispatch="key_group")
-    again.pass_over(3)
-    again.batches(3)
-    again.check()
+    restarted = Played(played.world)
+    restarted.restart(dispatch="key_group")
+    restarted.pass_over(3)
+    restarted.batches(3)
+    restarted.check()
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)

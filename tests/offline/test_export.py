@@ -254,7 +254,7 @@ def test_text_that_is_not_utf8_keeps_its_bytes(tmp_path: Path) -> None:
         assert sorted(texts) == [b"a", b"\xff\x00"]
 
 
-def test_a_store_is_loaded_under_another_name_beside_existing_stores(tmp_path: Path) -> None:
+def test_a_store_is_loaded_under_another_name_next_to_existing_stores(tmp_path: Path) -> None:
     """A store is loaded under another name beside existing stores, and a name with state is refused."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
     with Harness(operator, ROWS) as query:

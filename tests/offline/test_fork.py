@@ -137,7 +137,7 @@ def test_a_retained_batch_or_record_can_be_forked(
     check_continues(adopted(tmp_path, new_root, version), states[version])
 
 
-class Dying:
+class CrashingStore:
     """A store that raises Crash at a given call, counted over all its instances."""
 
     def __init__(self, inner: object, dies_at: int, calls: list[int]) -> None:
@@ -154,14 +154,14 @@ class Dying:
             self._calls[0] += 1
             if self._calls[0] == self._dies_at:
                 raise Crash
-            return method(*(a._inner if isinstance(a, Dying) else a for a in arguments))
+            return method(*(a._inner if isinstance(a, CrashingStore) else a for a in arguments))
 
         return call
 
 
-def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> Dying:
+def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> CrashingStore:
     """Open a store that raises Crash at a given call."""
-    return Dying(open_store(url), dies_at, calls)
+    return CrashingStore(open_store(url), dies_at, calls)
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
@@ -179,7 +179,9 @@ def test_an_interrupted_fork_is_completed_by_the_same_command(
         with monkeypatch.context() as patch:
             patch.setattr(fork_module, "open_store", partial(dying_store, dies_at, calls))
             patch.setattr(fork_module, "CopyingStore", object)
-            patch.setattr(Dying, "can_copy_from", lambda self, _: hasattr(self._inner, "copy_from"), raising=False)
+            patch.setattr(
+                CrashingStore, "can_copy_from", lambda self, _: hasattr(self._inner, "copy_from"), raising=False
+            )
             try:
                 fork(world.home.root, new_root, "savepoint:a", execute=True)
                 has_died = False

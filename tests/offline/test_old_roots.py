@@ -40,7 +40,7 @@ def test_the_state_of_an_old_root_equals_what_was_written(old: OldRoot) -> None:
     """The state that is read from an old root's objects equals the state that it was written with."""
     tail = old.tail()
     assert (tail.version, tail.epoch, tail.rollbacks) == (22, 4, 1)
-    assert old.held() == old.oracle(22).state
+    assert old.committed_state() == old.oracle(22).state
 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
@@ -52,7 +52,7 @@ def test_a_query_continues_on_an_old_root(old: OldRoot, copies: str) -> None:
     old.start()
     oracle = old.oracle(22)
     restores = [old.batch(oracle).restores for _ in range(4)]
-    assert old.held() == oracle.state
+    assert old.committed_state() == oracle.state
     assert (restores[0] > 0, sum(restores[1:])) == (True, 0)
     assert len(list(old.local.glob("*/owner"))) == 1
 
@@ -96,18 +96,26 @@ def test_first_format_copies_for_another_declaration_are_not_reused(old: OldRoot
             return StackKeeper(claim_folder(folder, "reader", ()), schema, Reader(old.objects), tail.epoch + 9)
 
         tables = keeper(tmp_path / store, full).read_tables(entries)
-        for number, gone in enumerate(full.variables):
+        for number, removed_variable in enumerate(full.variables):
             folder = tmp_path / f"{store}{number}"
-            left = replace(full, variables=tuple(variable for variable in full.variables if variable is not gone))
+            left = replace(
+                full, variables=tuple(variable for variable in full.variables if variable is not removed_variable)
+            )
             without = make_recorded_text(text, left, tail.epoch + 1)
             assert keeper(folder, schema_of_text(store, without)).advance(entries)[1].restores == len(entries)
             assert keeper(folder, full).read_tables(entries) == tables
-            other = replace(gone, value=pa.schema([(name, pa.list_(pa.int8())) for name in gone.value.names]))
+            other = replace(
+                removed_variable,
+                value=pa.schema([(name, pa.list_(pa.int8())) for name in removed_variable.value.names]),
+            )
             changed = replace(left, variables=(*left.variables, other))
             after = schema_of_text(store, make_recorded_text(without, changed, tail.epoch + 2))
             for place in (folder, tmp_path / f"{store}{number} anew"):
                 tables_after = keeper(place, after).read_tables(entries).values()
-                assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in tables_after]).to_pylist()
+                assert (
+                    removed_variable.name
+                    not in pa.chunked_array([table.column(VARIABLE) for table in tables_after]).to_pylist()
+                )
     assert unpacked
 
 
@@ -121,9 +129,9 @@ def test_an_old_root_is_rolled_back_and_continued(old: OldRoot, to: int, batches
         old.batch(ahead)
     rollback(old.root, to, old.checkpoint, execute=True)
     oracle = old.oracle(to)
-    assert old.held() == oracle.state
+    assert old.committed_state() == oracle.state
     old.start()
     for _ in range(2):
         old.batch(oracle)
-    assert old.held() == oracle.state
+    assert old.committed_state() == oracle.state
     assert old.tail().rollbacks == 2

@@ -23,7 +23,7 @@ from tests.kit.simulated.world import World, one, rows_of
 SECONDS = 0.01
 
 
-class Crowded:
+class CountingStore:
     """A store that counts its calls and delays those of one method; ``most`` is the largest number at the same time."""
 
     def __init__(self, objects: ObjectStore, method: str) -> None:
@@ -69,9 +69,9 @@ def grown(folder: Path, batches: int) -> World:
     return world
 
 
-def seen_by(monkeypatch: pytest.MonkeyPatch, world: World, method: str) -> Crowded:
+def seen_by(monkeypatch: pytest.MonkeyPatch, world: World, method: str) -> CountingStore:
     """Return the store that commands use from now on."""
-    store = Crowded(world.memory, method)
+    store = CountingStore(world.memory, method)
     monkeypatch.setattr(recovery, "open_store", lambda *_: store)
     return store
 

@@ -354,13 +354,13 @@ def test_a_rollback_works_with_a_checkpoint_on_an_s3_server(
     fill(world, 5)
     options = StoreOptions(s3=S3Options(endpoint=object_server.endpoint, region="us-east-1"))
     place = f"{BUCKET}/{checkpoint.parent.name}"
-    there = open_store(f"s3://{place}", options)
+    objects = open_store(f"s3://{place}", options)
     for path in sorted(path for path in checkpoint.rglob("[!.]*") if path.is_file()):
-        assert there.put_if_absent(str(path.relative_to(checkpoint)), path.read_bytes())
+        assert objects.put_if_absent(str(path.relative_to(checkpoint)), path.read_bytes())
     rollback(world.home.root, 2, f"s3a://{place}", options=options, execute=True)
     assert Checkpoint(f"s3://{place}", options).next_batch() == 3
-    assert there.get("offsets/2") == b"offsets-2"
-    assert not any("/4" in name or "/3" in name for name in there.list(""))
+    assert objects.get("offsets/2") == b"offsets-2"
+    assert not any("/4" in name or "/3" in name for name in objects.list(""))
     world.start()
     assert world.batch(3, one(100)).decision == "run"
     with pytest.raises(ConfigError, match="RIFFLE-0124"):
@@ -432,7 +432,7 @@ def test_a_rollback_to_adopted_state_needs_a_checkpoint_with_the_batch(world: Wo
     assert world.state("totals") == {"a": (4, 23)}
 
 
-class CutOff:
+class InterruptedFiles:
     """A local file system that raises KeyboardInterrupt at one of its deletes."""
 
     def __init__(self, deletes: int) -> None:
@@ -457,7 +457,7 @@ def test_an_interrupted_rollback_leaves_no_orphaned_checksum_file(
     fill(world, 5)
     for batch in range(5):
         (checkpoint / "commits" / f".{batch}.crc").write_text("x")
-    files_of, files = Checkpoint._files, CutOff(deletes)
+    files_of, files = Checkpoint._files, InterruptedFiles(deletes)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "_files", lambda spark: (files, files_of(spark)[1]))
         with pytest.raises(KeyboardInterrupt):

@@ -27,7 +27,7 @@ BATCHES = 9
 pytestmark = pytest.mark.usefixtures("short_cycles")
 
 
-class Beside:
+class PausedDriver:
     """A driver whose deletes wait, and its root at that time, which can be restored for each try."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Beside:
         (folder / "checkpoint" / "metadata").write_text(json.dumps({"id": "query"}))
         return str(folder / "checkpoint")
 
-    def again(self) -> None:
+    def restore_root(self) -> None:
         """Restore the root."""
         self.world.memory.delete(self.world.memory.list(""))
         for name, data in self.kept.items():
@@ -99,12 +99,12 @@ DELETED = (0, "record:1")
 @pytest.mark.sample(str(BATCHES - 2), "0")
 def test_a_rollback_during_deletes_has_all_its_objects_or_is_refused(tmp_path: Path, target: int | str) -> None:
     """A rollback at any request of pending deletes and scans succeeds with all its objects, or is refused."""
-    beside = Beside(tmp_path)
+    paused_driver = PausedDriver(tmp_path)
     accepted, request, calls = 0, 1, 1
     while request <= calls:
-        beside.again()
-        succeeded, calls = beside.run_with_rollback(target, request)
-        assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {request} of {calls}"
+        paused_driver.restore_root()
+        succeeded, calls = paused_driver.run_with_rollback(target, request)
+        assert lost(paused_driver.world.home.root) == [], f"{target}, rolled back at request {request} of {calls}"
         accepted += succeeded
         request += 1
     if target in RETAINED:
@@ -131,7 +131,7 @@ def listed(world: World, first: int) -> set[str]:
 @pytest.mark.parametrize("promised", [0, 4, 8])
 def test_a_scan_keeps_all_objects_that_its_record_promises(tmp_path: Path, promised: int) -> None:
     """A scan keeps all objects that its record promises, even if retention would release them by now."""
-    world = Beside(tmp_path).world
+    world = PausedDriver(tmp_path).world
     needed, every = listed(world, promised), listed(world, 0)
     scanned = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
     left = set(world.memory.list(""))
@@ -142,19 +142,19 @@ def test_a_scan_keeps_all_objects_that_its_record_promises(tmp_path: Path, promi
 
 def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
     """A scan of a fenced driver deletes neither records nor objects."""
-    beside = Beside(tmp_path)
-    tail = newest(beside.world)
-    rollback(beside.world.home.root, BATCHES - 1, beside.checkpoint, execute=True)
+    paused_driver = PausedDriver(tmp_path)
+    tail = newest(paused_driver.world)
+    rollback(paused_driver.world.home.root, BATCHES - 1, paused_driver.checkpoint, execute=True)
     with pytest.raises(FencedError):
-        run_to_end(scan(beside.world.memory, tail, 2, 0))
-    assert set(beside.kept) < set(beside.world.memory.list(""))
+        run_to_end(scan(paused_driver.world.memory, tail, 2, 0))
+    assert set(paused_driver.kept) < set(paused_driver.world.memory.list(""))
 
 
 def test_the_next_driver_continues_from_the_target_of_a_rollback(tmp_path: Path) -> None:
     """After a rollback during deletes, the next driver continues from the target and keeps promised objects."""
-    beside = Beside(tmp_path)
-    world, before = beside.world, newest(beside.world).promised
-    succeeded, _ = beside.run_with_rollback(BATCHES - 2, 3)
+    paused_driver = PausedDriver(tmp_path)
+    world, before = paused_driver.world, newest(paused_driver.world).promised
+    succeeded, _ = paused_driver.run_with_rollback(BATCHES - 2, 3)
     assert succeeded
     assert newest(world).promised == before > newest(world, -BATCHES).promised
     world.store = world.memory  # type: ignore[assignment]
@@ -168,7 +168,7 @@ def test_the_next_driver_continues_from_the_target_of_a_rollback(tmp_path: Path)
 
 def test_a_target_before_the_promise_is_refused_with_the_promised_range(tmp_path: Path) -> None:
     """Batches and records before the promise, and unknown ones, are refused with the range that is promised."""
-    world = Beside(tmp_path).world
+    world = PausedDriver(tmp_path).world
     tail = world.log().tail
     assert tail is not None
     assert tail.promised > 1
@@ -186,7 +186,7 @@ def test_a_target_before_the_promise_is_refused_with_the_promised_range(tmp_path
 
 def test_a_rollback_keeps_the_present_promise(tmp_path: Path) -> None:
     """A rollback keeps the present promise, because objects of the target's older promise may be deleted."""
-    world, checkpoint = World(tmp_path / "local", retained_versions=4), Beside.checkpoint_at(tmp_path)
+    world, checkpoint = World(tmp_path / "local", retained_versions=4), PausedDriver.checkpoint_at(tmp_path)
     for version in range(BATCHES):
         world.batch(version, rows_of(("a", 1, version)))
     tail = newest(world)
@@ -197,7 +197,7 @@ def test_a_rollback_keeps_the_present_promise(tmp_path: Path) -> None:
 
 def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
     """A rollback can return to records of abandoned histories, again and again."""
-    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
+    checkpoint, world = PausedDriver.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
     root = world.home.root
     states: dict[tuple[int, int], dict[object, tuple[object, ...]]] = {}
     records: dict[tuple[int, int], int] = {}
@@ -245,7 +245,7 @@ def test_a_query_starts_with_a_damaged_old_record(tmp_path: Path) -> None:
 
 def test_a_rollback_over_unreadable_claims_fences_their_drivers(tmp_path: Path) -> None:
     """A rollback over unreadable claims gets a higher epoch than they can have, and so fences their drivers."""
-    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
+    checkpoint, world = PausedDriver.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
     for version in range(3):
         world.batch(version, rows_of(("a", 1, version)))
     world.crash_at = "before run"
@@ -263,7 +263,7 @@ def test_a_rollback_over_unreadable_claims_fences_their_drivers(tmp_path: Path) 
 
 def test_a_promise_never_moves_back_if_retention_grows(tmp_path: Path) -> None:
     """A promise never moves back, even if settings retain more, because older objects may be deleted."""
-    world = Beside(tmp_path).world
+    world = PausedDriver(tmp_path).world
     promised = newest(world).promised
     world.settings = replace(world.settings, retained_versions=1_000, retained_for=86_400)
     assert promised > 1

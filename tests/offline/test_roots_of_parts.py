@@ -51,7 +51,7 @@ class Query(EncryptedRoot):
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_a_query_continues_with_blocks_beside_old_parts(tmp_path: Path, *, copies: bool) -> None:
+def test_a_query_continues_with_blocks_and_old_parts(tmp_path: Path, *, copies: bool) -> None:
     """A query continues with blocks beside old parts, with correct state after restarts and with or without local
     copies.
     """

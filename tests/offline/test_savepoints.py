@@ -445,7 +445,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
         if steps[0] == crash_at:
             raise Crash(f"step {crash_at}")
 
-    class Counted:
+    class CountingStore:
         def __getattr__(self, name: str) -> object:
             method = getattr(world.memory, name)
             if name in ("requests",):
@@ -457,7 +457,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
 
             return call
 
-    monkeypatch.setattr(recovery, "open_store", lambda *_: Counted())
+    monkeypatch.setattr(recovery, "open_store", lambda *_: CountingStore())
     for name in ("_write", "_remove"):
         original = getattr(Checkpoint, name)
 

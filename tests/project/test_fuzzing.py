@@ -28,7 +28,7 @@ def decode_digit(data: bytes) -> None:
         pass
 
 
-def feed_numbers(judge: fuzz.Judge, _: fuzz.Seeds) -> None:
+def feed_numbers(judge: fuzz.InputRunner, _: fuzz.Seeds) -> None:
     """Feed the given numbers to the decoder."""
     for number in judge.numbers:
         judge(b"%d" % number)

@@ -41,12 +41,12 @@ SECRET = 0x5EC2E7_5EC2E7
 
 def listing(*names: str, **others: bytes) -> str:
     """Return a file of these keys in this order."""
-    known = {**KEYS, **others}
-    lines = (name if name == PLAIN else f"{name} = {base64.b64encode(known[name]).decode()}" for name in names)
+    listed_keys = {**KEYS, **others}
+    lines = (name if name == PLAIN else f"{name} = {base64.b64encode(listed_keys[name]).decode()}" for name in names)
     return "\n".join(lines) + "\n"
 
 
-class Encrypted:
+class EncryptedQuery:
     """A simulated query with its keys in a file, and an oracle of its state."""
 
     def __init__(self, folder: Path, *names: str, **settings: object) -> None:
@@ -109,7 +109,7 @@ def test_objects_and_local_files_have_no_plaintext_rows_or_keys(tmp_path: Path) 
     """After restarts, lost disks, merges and snapshots, no object and no local file has a row's key or value, or an
     encryption key.
     """
-    query = Encrypted(tmp_path, "a", deliver_after_commit=True)
+    query = EncryptedQuery(tmp_path, "a", deliver_after_commit=True)
     marked = [f"key-{number}".encode() for number in range(12)] + [SECRET.to_bytes(8, "little"), b"riffle.format"]
     for turn in range(3):
         query.run(5)
@@ -123,11 +123,11 @@ def test_objects_and_local_files_have_no_plaintext_rows_or_keys(tmp_path: Path) 
     query.check()
     assert query.keys_used() == {"a"}
     objects = {name: query.world.memory.get(name) or b"" for name in query.world.memory.list("")}
-    held = [*objects.values(), *query.files()]
+    all_bytes = [*objects.values(), *query.files()]
     assert len(query.files()) > 20
     assert any("/snapshot/" in name for name in objects)
-    assert [mark for mark in marked if any(mark in data for data in held)] == []
-    assert not any(KEYS["a"] in data or base64.b64encode(KEYS["a"]) in data for data in held)
+    assert [mark for mark in marked if any(mark in data for data in all_bytes)] == []
+    assert not any(KEYS["a"] in data or base64.b64encode(KEYS["a"]) in data for data in all_bytes)
     assert sum(map(len, query.world.delivered("totals"))) > 0
 
 
@@ -136,7 +136,7 @@ def test_the_function_of_the_formats_page_decrypts_every_part(tmp_path: Path) ->
     (shown,) = (b for b in blocks(CHECKOUT / "docs" / "formats.md") if "def decrypted" in b.code)
     page: dict[str, Any] = {}
     exec(shown.code, page)
-    query = Encrypted(tmp_path, "a", "b")
+    query = EncryptedQuery(tmp_path, "a", "b")
     query.run(8)
     parts = list(query.parts())
     assert len(parts) > 10
@@ -149,7 +149,7 @@ def test_an_old_key_can_be_removed_once_no_part_uses_it(tmp_path: Path) -> None:
     """After a restart new parts have the newest key. Once the log lists no part with the old key, that key can be
     removed. Local files with it are replaced from the store.
     """
-    query = Encrypted(tmp_path, "a", operators=[totals()])
+    query = EncryptedQuery(tmp_path, "a", operators=[totals()])
     keys = [f"key-{number}" for number in range(12)]
 
     def run(batches: int) -> None:
@@ -176,7 +176,7 @@ def test_riffle_keys_rewrites_unchanged_state_with_the_newest_key(tmp_path: Path
     """``riffle keys`` counts parts by key, and rewrites them only with --execute. Then the old key can be removed, and
     the query continues with the same state.
     """
-    query = Encrypted(tmp_path, "a")
+    query = EncryptedQuery(tmp_path, "a")
     query.run(6)
     root, config = query.world.home.root, tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
@@ -203,7 +203,7 @@ def test_riffle_verify_decrypts_parts_with_the_keys(tmp_path: Path) -> None:
     """``riffle verify`` decrypts parts with the keys of its settings. It reports a part in another place, a missing key
     and a missing setting.
     """
-    query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=3)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0, snapshot_chain_links=3)
     query.run(9)
     config = tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
@@ -235,7 +235,7 @@ def test_a_query_can_switch_to_encryption_and_back(tmp_path: Path) -> None:
     """With ``plain`` listed first, unencrypted state is read and new state is encrypted. With ``plain`` listed last,
     new state is unencrypted, and later the query can start without keys.
     """
-    query = Encrypted(tmp_path, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
+    query = EncryptedQuery(tmp_path, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
     setting, rows = f"file:{query.file}", pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
 
     def batches(count: int) -> None:
@@ -269,7 +269,7 @@ def test_local_files_with_a_removed_key_are_deleted_at_the_start(tmp_path: Path,
     """After all state is rewritten and the old key, or ``plain``, is removed, the next start deletes all local files
     with that key. No state is lost.
     """
-    query = Encrypted(tmp_path, "a", *before, operators=[totals()], retained_versions=30, snapshot_chain_links=30)
+    query = EncryptedQuery(tmp_path, "a", *before, operators=[totals()], retained_versions=30, snapshot_chain_links=30)
     rows = pa.concat_tables(one(SECRET, key=f"key-{number}") for number in range(12))
 
     def run(rows: pa.Table) -> None:
@@ -298,8 +298,8 @@ def test_local_files_with_a_removed_key_are_deleted_at_the_start(tmp_path: Path,
     run(one(1, key="key-0"))
     assert old() == set()
     marks = [b"key-", SECRET.to_bytes(8, "little")]
-    held = [path.read_bytes() for path in query.world.local_dir.rglob("*") if path.is_file()]
-    assert not any(mark in data for mark in marks for data in held)
+    file_bytes = [path.read_bytes() for path in query.world.local_dir.rglob("*") if path.is_file()]
+    assert not any(mark in data for mark in marks for data in file_bytes)
     for _ in range(3):
         run(rows)
     assert query.world.state("totals") == query.oracle.totals
@@ -310,7 +310,7 @@ def test_an_encrypted_root_refuses_a_query_without_keys(tmp_path: Path) -> None:
     """A root that a change of the dispatch has encrypted refuses a query without keys, so that no unencrypted state is
     added.
     """
-    query = Encrypted(tmp_path, PLAIN, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
+    query = EncryptedQuery(tmp_path, PLAIN, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
     query.world.batch(0, one(1))
     switch_dispatch(
         query.world.home.root, "key_group", key_groups=16, execute=True, encryption_keys=f"file:{query.file}"
@@ -336,7 +336,7 @@ def test_a_missing_or_wrong_key_fails_the_batch(
     """With a missing or wrong key the batch fails with a remedy, with and without local copies. Nothing is output or
     put, and with the right key the query continues.
     """
-    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0)
     query.run(5)
     if not disk:
         for name in ("1", "2"):
@@ -363,7 +363,7 @@ def test_an_executor_with_a_different_key_puts_nothing(tmp_path: Path) -> None:
     """An executor whose key of that id differs from the driver's key puts nothing, and the batch fails. With the same
     key everywhere the query continues.
     """
-    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0)
 
     put = []
 
@@ -389,7 +389,7 @@ def test_an_executor_with_a_different_key_puts_nothing(tmp_path: Path) -> None:
 
 def test_a_driver_whose_key_differs_from_the_log_writes_nothing(tmp_path: Path) -> None:
     """A driver whose key differs from that of the log writes nothing, even if its batch reads nothing."""
-    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0)
     query.run(1)
     before = query.world.memory.list("")
     query.give("a", a=bytes(32))
@@ -399,17 +399,17 @@ def test_a_driver_whose_key_differs_from_the_log_writes_nothing(tmp_path: Path) 
     assert query.world.memory.list("") == before
 
 
-def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], those: Sequence[Address]) -> None:
+def with_swapped_snapshots(query: EncryptedQuery, entries: dict[Address, Entry], addresses: Sequence[Address]) -> None:
     """Swap the bytes of two snapshots, and list them with the right checksums."""
-    taken = [entries[address].snapshot for address in those]
-    assert taken[0] is not None
-    assert taken[1] is not None
-    names = [paths.snapshot_name(*address, one.id) for address, one in zip(those, taken, strict=True) if one]
+    snapshots = [entries[address].snapshot for address in addresses]
+    assert snapshots[0] is not None
+    assert snapshots[1] is not None
+    names = [paths.snapshot_name(*address, one.id) for address, one in zip(addresses, snapshots, strict=True) if one]
     data = [query.world.memory.get(name) or b"" for name in names]
     query.world.memory.delete(names)
-    for address, mine, name, other in zip(those, taken, names, data[::-1], strict=True):
+    for address, snapshot, name, other in zip(addresses, snapshots, names, data[::-1], strict=True):
         query.world.memory.put_if_absent(name, other)
-        listed = mine._replace(length=len(other), checksum=part_codec.checksum(other)) if mine else None
+        listed = snapshot._replace(length=len(other), checksum=part_codec.checksum(other)) if snapshot else None
         entries[address] = replace(entries[address], snapshot=listed)
 
 
@@ -420,7 +420,7 @@ def appended(log: Log, entries: Mapping[Address, Entry]) -> None:
     log.append(replace(tail, commit_id="f" * 32, epoch=tail.epoch + 1), Manifest(entries))
 
 
-def flipped(query: Encrypted, place: Callable[[Link], int], mend: Callable[[bytes], int]) -> None:
+def flipped(query: EncryptedQuery, place: Callable[[Link], int], mend: Callable[[bytes], int]) -> None:
     """Flip a bit in the newest link of a key-group, and list the new checksum."""
     log = query.world.log()
     entries = dict(log.manifest.entries)
@@ -447,7 +447,7 @@ def flipped(query: Encrypted, place: Callable[[Link], int], mend: Callable[[byte
     appended(log, entries)
 
 
-def refusal(query: Encrypted) -> RiffleError:
+def refusal(query: EncryptedQuery) -> RiffleError:
     """Return the error of a restore from the objects."""
     with pytest.raises(CorruptStateError) as caught:
         query.check()
@@ -466,19 +466,19 @@ def test_swapped_encrypted_parts_are_refused(
     """
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     kept = {"snapshot_chain_links": 3} if kind == "snapshots" else {"retained_versions": 30, "snapshot_chain_links": 30}
-    query = Encrypted(tmp_path, "a", num_standbys=0, operators=[totals(), totals("twins")], **kept)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0, operators=[totals(), totals("twins")], **kept)
     for version in range(9):
         query.world.batch(version, drawn_batch(query.chance, version))
     entries = dict(query.world.log().manifest.entries)
-    those = sorted(name for name, entry in entries.items() if name[0] == "totals" and (
+    addresses = sorted(name for name, entry in entries.items() if name[0] == "totals" and (
         entry.snapshot if kind == "snapshots" else entry.chain))[:2]  # fmt: skip
     if swapped == "stores":
-        those = [those[0], ("twins", those[0][1])]
+        addresses = [addresses[0], ("twins", addresses[0][1])]
     if kind == "snapshots":
-        with_swapped_snapshots(query, entries, those)
+        with_swapped_snapshots(query, entries, addresses)
     else:
-        entries[those[0]], entries[those[1]] = entries[those[1]], entries[those[0]]
-    is_refused_by_log = kind == "links" and swapped == "key-groups" and entries[those[0]].chain[0].block is not None
+        entries[addresses[0]], entries[addresses[1]] = entries[addresses[1]], entries[addresses[0]]
+    is_refused_by_log = kind == "links" and swapped == "key-groups" and entries[addresses[0]].chain[0].block is not None
     log = query.world.log()
     if is_refused_by_log:  # a link in a block has its key-group
         with pytest.raises(ValueError, match="another key-group"):
@@ -496,7 +496,7 @@ def test_an_older_snapshot_under_the_newest_name_is_refused(tmp_path: Path) -> N
     """An older snapshot under the name of the newest one does not decrypt. A record that lists the older id for a newer
     version is refused.
     """
-    query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=2, operators=[totals()])
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0, snapshot_chain_links=2, operators=[totals()])
     rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
     older: dict[str, bytes] = {}
     for version in range(9):
@@ -526,7 +526,9 @@ def test_an_older_snapshot_under_the_newest_name_is_refused(tmp_path: Path) -> N
 
 def test_sealed_output_of_another_store_is_refused(tmp_path: Path) -> None:
     """Sealed output rows decrypt only for their own store."""
-    query = Encrypted(tmp_path, "a", num_standbys=0, deliver_after_commit=True, operators=[totals(), totals("twins")])
+    query = EncryptedQuery(
+        tmp_path, "a", num_standbys=0, deliver_after_commit=True, operators=[totals(), totals("twins")]
+    )
     query.world.batch(0, one(1))
     tail = query.world.log().open()
     assert tail is not None
@@ -546,7 +548,7 @@ def test_altered_bytes_are_refused_even_if_the_checksum_matches(
 ) -> None:
     """Altered bytes fail by their checksum, or by their authentication tag if the checksum in the log matches."""
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
-    query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=30)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0, snapshot_chain_links=30)
     query.run(3)
     place = {"ciphertext": 200, "tag": -1, "nonce": 35, "salt": 20}[at]
 
@@ -565,7 +567,7 @@ def test_altered_bytes_are_refused_even_if_the_checksum_matches(
 
 def test_a_damaged_encrypted_local_file_is_restored(tmp_path: Path) -> None:
     """A damaged encrypted local file is found and restored. State and output stay correct."""
-    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0)
     query.run(6)
     for path in [*query.world.local_dir.rglob("*.part"), *query.world.local_dir.rglob("sealed/*")]:
         data = bytearray(path.read_bytes())
@@ -582,19 +584,19 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(part_files, "_DECRYPTED_BYTES_MAX", most)  # private: a bound that a small state reaches
     monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: the open files of this process
     monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: as above
-    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query = EncryptedQuery(tmp_path, "a", num_standbys=0)
     kept = []
     sizes = list[int]()
     for _ in range(6):
         query.run(1)
-        files, held = part_files._files, part_files._decrypted  # private: the open files and their sizes
+        files, decrypted_sizes = part_files._files, part_files._decrypted  # private: the open files and their sizes
         opened = {(path, start) for path, file in files.items() for start in file.rows}
         blocks = {path: file.block[1] for path, file in files.items() if file.block is not None}
         counted = opened | {(path, part_files._WHOLE) for path in blocks}  # private: as above
-        assert counted == set(held.sizes), "released parts are not counted"
+        assert counted == set(decrypted_sizes.sizes), "released parts are not counted"
         kept.append(sum(run.rows.nbytes for key in opened for run in files[key[0]].rows[key[1]][1]))
         kept[-1] += sum(block._table.nbytes for block in blocks.values())  # private: as above
-        sizes += held.sizes.values()
+        sizes += decrypted_sizes.sizes.values()
     query.check()
     longest = max(sizes)
     assert 0 < max(kept) <= most + longest
@@ -604,7 +606,7 @@ def test_messages_and_log_have_key_ids_but_no_keys(tmp_path: Path) -> None:
     """The messages to executors and the log have the source of the keys and the id and fingerprint of the key, but no
     key.
     """
-    query = Encrypted(tmp_path, "a", "b")
+    query = EncryptedQuery(tmp_path, "a", "b")
     query.run(2)
     home, keys = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
     assert keys is not None
@@ -634,7 +636,7 @@ def test_a_snapshot_of_a_single_delta_is_encrypted_again(tmp_path: Path) -> None
     """If a copy has a single delta, its part is encrypted again for the place of the snapshot. No damage is reported,
     and the delta is deleted.
     """
-    query = Encrypted(tmp_path, "a", retained_versions=3, retained_for=0)
+    query = EncryptedQuery(tmp_path, "a", retained_versions=3, retained_for=0)
     query.run(1)
     warnings: list[str] = []
     for _ in range(40):

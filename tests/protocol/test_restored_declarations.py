@@ -25,9 +25,11 @@ def seen(*names: str) -> Operator:
     output = pa.schema([("k", pa.string()), *state])
 
     def count(rows: pa.Table, before: pa.Table) -> tuple[pa.Table, pa.Table]:
-        known = {row["k"]: row for row in before.to_pylist()}
+        stored_rows = {row["k"]: row for row in before.to_pylist()}
         keys = sorted(set(rows["k"].to_pylist()))
-        new_rows = [{"k": key, **{name: (known.get(key, {}).get(name) or 0) + 1 for name in names}} for key in keys]
+        new_rows = [
+            {"k": key, **{name: (stored_rows.get(key, {}).get(name) or 0) + 1 for name in names}} for key in keys
+        ]
         now = pa.Table.from_pylist(new_rows, schema=output)
         return now, now
 

@@ -55,8 +55,8 @@ def test_each_shard_has_one_slot_by_its_hash(batches: list[list[Partition]], slo
     dealt = shards.shards_by_slot(slots)
     assert len(dealt) == slots
     assert sorted(shard for slot in dealt for shard in slot) == list(range(len(shards)))
-    for slot, mine in enumerate(dealt):
-        assert all(partition_hash(shards.partitions[shard]) % slots == slot for shard in mine)
+    for slot, shards_of_slot in enumerate(dealt):
+        assert all(partition_hash(shards.partitions[shard]) % slots == slot for shard in shards_of_slot)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ FIGURE = re.compile(r"c\no\d+\nset\n[iL]")
 Costs = dict[str, int]
 
 
-class Counted:
+class CountedJob:
     """A wrapper of a job that runs each batch without upkeep beside it, and counts the batch's costs with the sink."""
 
     def __init__(self, job: StatefulJob, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_batch_makes_a_limited_number_of_calls_jobs_and_plans(
         feed.add([{"k": k, "v": number} for k in range(30)])
     compute = aggregate(rows=count(), total=sum_("v"))
     job = together(*[Stateful(store, "k", compute).into(noop) for store in stores], settings=settings_in(tmp_path))
-    counted = Counted(job, spark, monkeypatch)
+    counted = CountedJob(job, spark, monkeypatch)
     run_to_end(feed.stream(spark), counted, tmp_path / "checkpoint")
     print(f"{' and '.join(stores)}: {counted.costs}")
     settled = {kind: {costs[kind] for costs in counted.costs[SETTLED:]} for kind in most}

@@ -23,9 +23,9 @@ EVERY = "1 second"
 @pytest.fixture
 def feed(tmp_path: Path) -> Feed:
     """A feed with one batch of two rows."""
-    made = Feed(tmp_path / "in", "k long, ts timestamp")
-    made.add({"k": n, "ts": "2024-05-01T00:00:00Z"} for n in range(2))
-    return made
+    new_feed = Feed(tmp_path / "in", "k long, ts timestamp")
+    new_feed.add({"k": n, "ts": "2024-05-01T00:00:00Z"} for n in range(2))
+    return new_feed
 
 
 def counting(folder: Path) -> StatefulJob:

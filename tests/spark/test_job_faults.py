@@ -83,10 +83,10 @@ def test_the_traceback_of_a_function_reaches_the_query(spark: SparkSession, tmp_
     job = Stateful("pages", "k", compute, settings=settings_in(tmp_path)).into(Kept())
     with pytest.raises(StreamingQueryException) as caught:
         run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
-    told = str(caught.value)
-    assert "test_job_faults.py" in told
-    assert 'ZeroDivisionError("no page has a size of 0")' in told
-    assert "store 'pages', key-group" in told
+    message = str(caught.value)
+    assert "test_job_faults.py" in message
+    assert 'ZeroDivisionError("no page has a size of 0")' in message
+    assert "store 'pages', key-group" in message
 
 
 def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:

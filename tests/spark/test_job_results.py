@@ -54,11 +54,11 @@ def test_encrypted_state_gives_equal_results_and_leaves_no_plain_text(spark: Spa
     """
     (tmp_path / "keys").write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = settings_in(tmp_path, encryption_keys=f"file:{tmp_path}/keys", deliver_after_commit=True)
-    kept = Kept()
-    job = Stateful("totals", key="k", compute=RUNNING, settings=settings).into(kept)
+    sink = Kept()
+    job = Stateful("totals", key="k", compute=RUNNING, settings=settings).into(sink)
     for batch in range(2):
         job(spark.range(40).selectExpr("concat('planted-', id % 5) k", "id v"), batch)
-    assert {key: row["rows"] for key, row in kept.latest("k").items()} == {f"planted-{n}": 16 for n in range(5)}
+    assert {key: row["rows"] for key, row in sink.latest("k").items()} == {f"planted-{n}": 16 for n in range(5)}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.read_bytes()[:4] == b"RFE2" for path in files)
     assert [path for path in files if b"planted" in path.read_bytes()] == []
@@ -139,13 +139,13 @@ def test_a_state_value_of_10_mb_survives_an_empty_local_folder(spark: SparkSessi
     big = spark.range(1).selectExpr("'big' k", f"repeat('x', {size}) v")
     small = spark.range(3).selectExpr("concat('s', id) k", "'y' v")
     settings = settings_in(tmp_path, local_dir=f"{tmp_path}/one")
-    kept = Kept()
+    sink = Kept()
     operator = Stateful("large", "k", aggregate(rows=count(), least=min_("v")), settings=settings)
-    operator.into(kept)(big.union(small), 0)
+    operator.into(sink)(big.union(small), 0)
     moved = settings_in(tmp_path, local_dir=f"{tmp_path}/two")
-    again = Stateful("large", "k", operator.compute, settings=moved).into(kept)
-    again(big.selectExpr("k", "'z' v").union(small), 1)
-    latest = kept.latest("k")
+    moved_job = Stateful("large", "k", operator.compute, settings=moved).into(sink)
+    moved_job(big.selectExpr("k", "'z' v").union(small), 1)
+    latest = sink.latest("k")
     assert latest["big"] == {"rows": 2, "least": "x" * size}
     assert latest["s0"] == {"rows": 2, "least": "y"}
-    assert again.reports[-1].restores > 0
+    assert moved_job.reports[-1].restores > 0

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.spark
 def test_a_job_outlives_its_session(shared_session: SharedSession, tmp_path: Path) -> None:
     """A job continues its state in a second session, and upkeep runs on the new executors."""
     shared_session.stop()
-    kept = Kept()
+    sink = Kept()
     settings = settings_in(tmp_path, key_groups=2, snapshot_chain_links=2)
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(sink)
     for start in (0, 4):
         builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
         spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
@@ -31,6 +31,6 @@ def test_a_job_outlives_its_session(shared_session: SharedSession, tmp_path: Pat
                 rest(job)
         finally:
             spark.stop()
-    assert kept.latest("k") == {k: {"rows": 8} for k in range(10)}
+    assert sink.latest("k") == {k: {"rows": 8} for k in range(10)}
     assert sum(report.snapshots for report in list(job.reports)[4:]) > 0
     assert [warning for report in job.reports for warning in report.warnings if "later" in warning] == []

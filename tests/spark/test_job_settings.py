@@ -60,7 +60,7 @@ def test_code_overrides_configuration_which_overrides_the_file(spark: SparkSessi
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("key_groups", "0", r"key_groups = '0' is not allowed.*1 to 32768.*spark.riffle.key_groups"),
         ("key_gruops", "8", r"Unknown setting 'key_gruops'.*Did you mean 'key_groups'"),
@@ -68,12 +68,12 @@ def test_code_overrides_configuration_which_overrides_the_file(spark: SparkSessi
         ("deliver_after_commit", "perhaps", r"deliver_after_commit = 'perhaps'.*true or false"),
     ],
 )
-def test_a_wrong_setting_names_itself_and_its_source(spark: SparkSession, name: str, value: str, told: str) -> None:
+def test_a_wrong_setting_names_itself_and_its_source(spark: SparkSession, name: str, value: str, message: str) -> None:
     """A value out of range, an unknown name and a missing file are refused before a batch runs, with the setting's name
     and source.
     """
     job = Stateful("totals", "k", aggregate(rows=count())).into(Kept())
-    with conf(spark, {f"spark.riffle.{name}": value}), pytest.raises(ConfigError, match=f"(?s){told}"):
+    with conf(spark, {f"spark.riffle.{name}": value}), pytest.raises(ConfigError, match=f"(?s){message}"):
         job(spark.range(1).selectExpr("id k"), 0)
 
 

@@ -40,10 +40,10 @@ TOTALS = aggregate(rows=count(), total=sum_("v"))
 @pytest.fixture
 def feed(tmp_path: Path) -> Feed:
     """Three micro-batches of ten rows, two keys each."""
-    made = Feed(tmp_path / "in", "k long, v long")
+    new_feed = Feed(tmp_path / "in", "k long, v long")
     for batch in range(3):
-        made.add({"k": n % 2, "v": batch} for n in range(10))
-    return made
+        new_feed.add({"k": n % 2, "v": batch} for n in range(10))
+    return new_feed
 
 
 ALL_THREE = {k: {"rows": 15, "total": 15} for k in range(2)}
@@ -57,27 +57,27 @@ def totals(folder: Path, sink: Callable[..., object], **settings: object) -> Sta
 @pytest.mark.long
 def test_available_now_runs_all_batches_and_ends(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """With availableNow all batches run, with one record each that has Spark's offsets."""
-    kept = Kept()
-    query = run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
-    assert kept.latest("k") == ALL_THREE
+    sink = Kept()
+    query = run_to_end(feed.stream(spark), totals(tmp_path, sink), tmp_path / "checkpoint")
+    assert sink.latest("k") == ALL_THREE
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
     assert [record.version for record in batches] == [0, 1, 2]
     assert {record.query_id for record in batches} == {str(query.id)}
     offsets = [(tmp_path / "checkpoint" / "offsets" / str(n)).read_text() for n in range(3)]
     assert [record.offsets for record in batches] == offsets
-    assert kept.calls == [(n, f"{query.id}/0/{n}") for n in range(3)]
+    assert sink.calls == [(n, f"{query.id}/0/{n}") for n in range(3)]
 
 
 @pytest.mark.long
 def test_a_restarted_job_continues_its_state(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """A new job on the same checkpoint and root continues the state, with or without local copies."""
-    kept = Kept()
-    run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
+    sink = Kept()
+    run_to_end(feed.stream(spark), totals(tmp_path, sink), tmp_path / "checkpoint")
     for number, local in enumerate(("local", "elsewhere")):
         feed.add([{"k": 0, "v": 1}])
-        job = totals(tmp_path, kept, local_dir=f"{tmp_path}/{local}")
+        job = totals(tmp_path, sink, local_dir=f"{tmp_path}/{local}")
         run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
-        assert kept.latest("k")[0] == {"rows": 16 + number, "total": 16 + number}
+        assert sink.latest("k")[0] == {"rows": 16 + number, "total": 16 + number}
         assert [report.restores for report in job.reports] == [number]
 
 
@@ -98,9 +98,9 @@ def test_deliver_after_commit_delivers_again_on_a_repeat(spark: SparkSession, tm
     before = kept.deliveries
     for lost in (tmp_path / "checkpoint" / "commits").glob("*2*"):
         lost.unlink()
-    again = Kept()
-    run_to_end(feed.stream(spark), totals(tmp_path, again, deliver_after_commit=True), tmp_path / "checkpoint")
-    assert {name: sorted(rows) for name, rows in again.deliveries.items()} == {
+    second_sink = Kept()
+    run_to_end(feed.stream(spark), totals(tmp_path, second_sink, deliver_after_commit=True), tmp_path / "checkpoint")
+    assert {name: sorted(rows) for name, rows in second_sink.deliveries.items()} == {
         name: sorted(rows) for name, rows in before.items() if name.endswith("/2")
     }
 
@@ -118,10 +118,10 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     """A stop while slots compute commits nothing, and a restart runs the batch."""
     state = pa.schema([("rows", pa.int64())])
     output = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
-    kept = Kept()
+    sink = Kept()
     job = Stateful("totals", "k", arrow_function(slow, state=state, output=output), settings=settings_in(tmp_path))
     reached: list[str] = []
-    running = job.into(kept)
+    running = job.into(sink)
     running._reached = reached.append
     query = start(feed.stream(spark), running, tmp_path / "checkpoint", processingTime="0 seconds")
     wait_for(lambda: reached and spark.sparkContext.statusTracker().getActiveStageIds(), "slots run")
@@ -129,7 +129,7 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     query.stop()
     assert time.monotonic() - began < SLOW_SECONDS / 2
     assert reached == ["before run"]
-    assert kept.calls == []
+    assert sink.calls == []
     assert committed(f"file://{tmp_path}/state") == []
 
     def quick(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -137,14 +137,14 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
         return keys, keys
 
     mended = Stateful("totals", "k", arrow_function(quick, state=state, output=output), settings=job.settings)
-    run_to_end(feed.stream(spark), mended.into(kept), tmp_path / "checkpoint")
+    run_to_end(feed.stream(spark), mended.into(sink), tmp_path / "checkpoint")
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2]
 
 
 def test_a_job_that_is_called_with_two_parts_of_a_batch_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A job that is called with two different parts of a batch is refused. The same frame may be passed again."""
-    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    feed, sink = Feed(tmp_path / "in", "k long"), Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
     feed.add([{"k": 1}, {"k": 2}])
 
     def halves(rows: DataFrame, batch: int) -> None:
@@ -154,7 +154,7 @@ def test_a_job_that_is_called_with_two_parts_of_a_batch_is_refused(spark: SparkS
 
     with pytest.raises(StreamingQueryException, match="RIFFLE-0650"):
         run_to_end(feed.stream(spark), halves, tmp_path / "checkpoint")
-    other = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path / "other")).into(kept)
+    other = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path / "other")).into(sink)
 
     def whole(rows: DataFrame, batch: int) -> None:
         for _ in range(2):
@@ -163,7 +163,7 @@ def test_a_job_that_is_called_with_two_parts_of_a_batch_is_refused(spark: SparkS
     feed.add([{"k": 2}])
     run_to_end(feed.stream(spark), whole, tmp_path / "checkpoint2")
     assert [report.decision for report in other.reports] == ["run", "repeat"] * 2
-    assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
+    assert sink.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
 
 
 def test_two_jobs_on_one_root_at_the_same_time_are_refused(spark: SparkSession) -> None:
@@ -184,8 +184,8 @@ def test_job_groups_of_the_user_do_not_affect_a_job(spark: SparkSession, tmp_pat
 
     A cache keeps its state over batches, and a restarted query claims the log again.
     """
-    feed, kept, names = Feed(tmp_path / "in", "k long"), Kept(), ["a", "b", "c", "c"]
-    job = Stateful("totals", "k", aggregate(rows=count()), durable=False, settings=settings_in(tmp_path)).into(kept)
+    feed, sink, names = Feed(tmp_path / "in", "k long"), Kept(), ["a", "b", "c", "c"]
+    job = Stateful("totals", "k", aggregate(rows=count()), durable=False, settings=settings_in(tmp_path)).into(sink)
 
     def grouped(rows: DataFrame, batch: int) -> None:
         rows.sparkSession.sparkContext.setJobGroup(names[batch], "mine")
@@ -194,7 +194,7 @@ def test_job_groups_of_the_user_do_not_affect_a_job(spark: SparkSession, tmp_pat
     for _ in range(3):
         feed.add([{"k": 1}])
     run_to_end(feed.stream(spark), grouped, tmp_path / "checkpoint")
-    assert kept.latest("k") == {1: {"rows": 3}}
+    assert sink.latest("k") == {1: {"rows": 3}}
     feed.add([{"k": 1}])
     run_to_end(feed.stream(spark), grouped, tmp_path / "checkpoint")
     epochs = [report.epoch for report in job.reports]
@@ -206,22 +206,22 @@ def test_a_job_in_a_thread_without_its_query_is_refused(spark: SparkSession, tmp
     """A job in a thread without the query's local properties is refused. A thread that inherits them processes the
     batch.
     """
-    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    feed, sink = Feed(tmp_path / "in", "k long"), Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
     feed.add([{"k": 1}])
 
-    def blind(rows: DataFrame, batch: int) -> None:
+    def run_in_plain_thread(rows: DataFrame, batch: int) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(job, rows, batch).result()
 
-    def told(rows: DataFrame, batch: int) -> None:
+    def run_in_inheritable_thread(rows: DataFrame, batch: int) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(inheritable_thread_target(rows.sparkSession)(job), rows, batch).result()
 
     with pytest.raises(StreamingQueryException, match="RIFFLE-0651"):
-        run_to_end(feed.stream(spark), blind, tmp_path / "checkpoint")
-    run_to_end(feed.stream(spark), told, tmp_path / "checkpoint")
-    assert kept.latest("k") == {1: {"rows": 1}}
+        run_to_end(feed.stream(spark), run_in_plain_thread, tmp_path / "checkpoint")
+    run_to_end(feed.stream(spark), run_in_inheritable_thread, tmp_path / "checkpoint")
+    assert sink.latest("k") == {1: {"rows": 1}}
 
 
 @pytest.mark.long
@@ -229,19 +229,19 @@ def test_a_job_may_be_created_for_each_batch(spark: SparkSession, tmp_path: Path
     """A job may be created for each batch. Without a query, jobs with the same root are distinguished by the batch's
     rows.
     """
-    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
+    feed, sink = Feed(tmp_path / "in", "k long"), Kept()
 
     def anew(rows: DataFrame, batch: int) -> None:
-        Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)(rows, batch)
+        Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)(rows, batch)
 
     for _ in range(2):
         feed.add([{"k": 1}])
     run_to_end(feed.stream(spark), anew, tmp_path / "checkpoint")
-    assert kept.latest("k") == {1: {"rows": 2}}
+    assert sink.latest("k") == {1: {"rows": 2}}
     with job_group(spark, "mine"):
         for _ in range(2):
             by_hand = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path / "hand")).into(
-                kept
+                sink
             )
             by_hand(spark.range(1).selectExpr("id as k"), 0)
 

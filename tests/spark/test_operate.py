@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 SOON = 60.0
 
 
-class Heard(RebalanceListener):
+class RecordingListener(RebalanceListener):
     """A listener that records its calls, and may fail."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def test_an_error_of_a_listener_does_not_stop_the_batch(
     spark: SparkSession, feed: Feed, job: StatefulJob, tmp_path: Path
 ) -> None:
     """A listener is called before the batch. Its error is in the report, and the batch is committed."""
-    heard = Heard()
+    heard = RecordingListener()
     heard.fails, job.listener = True, heard
     running = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
     wait_for(lambda: len(job.reports) == 1, running)

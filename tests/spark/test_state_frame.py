@@ -17,7 +17,7 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.variable_kinds import TIMER
 from tests.kit.root_commands import read_json
 from tests.kit.simulated.world import World, rows_of, two_stores
-from tests.protocol.test_encrypted_query import Encrypted
+from tests.protocol.test_encrypted_query import EncryptedQuery
 from tests.testing.test_harness_processors import baskets, took
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.newer_spark]
@@ -105,7 +105,7 @@ def test_a_savepoint_can_be_read_as_a_version(spark: SparkSession, world: World)
 
 def test_encrypted_state_is_a_frame_only_if_tasks_have_the_keys(spark: SparkSession, tmp_path: Path) -> None:
     """Encrypted state is a frame if the tasks can read the encryption keys. Otherwise it is refused."""
-    query = Encrypted(tmp_path, "a", root=f"file://{tmp_path}/state")
+    query = EncryptedQuery(tmp_path, "a", root=f"file://{tmp_path}/state")
     query.run(4)
     frame = state_frame(spark, query.world.home.root, "totals", encryption_keys=f"file:{query.file}")
     assert {row.k: (row["count"], row.total) for row in frame.collect()} == query.oracle.totals

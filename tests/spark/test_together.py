@@ -28,7 +28,7 @@ def test_settings_that_differ_are_refused(other: Settings) -> None:
 
 def test_settings_of_one_job_apply_to_all_jobs() -> None:
     """If one job has settings, or several have equal ones, they apply to all jobs. Without any there are none."""
-    said = Settings(key_groups=4)
-    assert together(job("a"), job("b", said)).settings is said
-    assert together(job("a", said), job("b"), job("c", Settings(key_groups=4))).settings == said
+    shared_settings = Settings(key_groups=4)
+    assert together(job("a"), job("b", shared_settings)).settings is shared_settings
+    assert together(job("a", shared_settings), job("b"), job("c", Settings(key_groups=4))).settings == shared_settings
     assert together(job("a"), job("b")).settings is None

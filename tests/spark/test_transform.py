@@ -33,10 +33,10 @@ FORMS: dict[str, tuple[Callable[..., Stateful], Callable[[], object]]] = {
 }
 
 
-def operator(form: str, folder: Path, **given: Any) -> Stateful:
+def operator(form: str, folder: Path, **arguments: Any) -> Stateful:
     """Return an operator with the processor."""
     make, processor = FORMS[form]
-    return make(processor(), key="user", output=OUTPUT, settings=settings_in(folder), **given)
+    return make(processor(), key="user", output=OUTPUT, settings=settings_in(folder), **arguments)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -73,9 +73,9 @@ def test_timers_fire_by_the_watermark_of_the_input(spark: SparkSession, tmp_path
         Idle(), key="user", output=OUTPUT, time_mode="EventTime", settings=settings_in(tmp_path)
     ).into(sink)
     run_to_end(feed.stream(spark).withWatermark("at", "5 seconds"), job, tmp_path / "checkpoint")
-    told = {row.user: row.visits for rows in sink.deliveries.values() for row in rows}
+    visits = {row.user: row.visits for rows in sink.deliveries.values() for row in rows}
     second = 1_767_225_600_000
-    assert told == {"ann": second + 11_000, "bob": second + 35_000}
+    assert visits == {"ann": second + 11_000, "bob": second + 35_000}
     assert sum(report.late_rows for report in job.reports) == 1
     assert sum(report.timers_fired for report in job.reports) == 2
 

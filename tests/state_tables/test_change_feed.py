@@ -78,8 +78,8 @@ def check_changes(root: str, store: str | None = None, variable: str | None = No
     newest = opened.view().table(store, variable)
     version = newest.view.record.version
     changes = read_changes(newest, first, version).read_all()
-    known = read_table(opened.view(first - 1).table(store, variable)).read_all() if first else None
-    state = {} if known is None else state_of(known)
+    rows_before = read_table(opened.view(first - 1).table(store, variable)).read_all() if first else None
+    state = {} if rows_before is None else state_of(rows_before)
     for batch in range(first, version + 1):
         state = applied(state, changes.filter(pa.compute.equal(changes[BATCH_ID], batch)))
         assert state == state_of(read_table(opened.view(batch).table(store, variable)).read_all()), batch
@@ -133,9 +133,9 @@ def test_expired_keys_are_not_read_and_count_as_deletes(
             rows = [clicks.Click(1_000_000 * (batch + n) + 1, f"u{batch}-{n}", n, n) for n in range(3)]
             query.feed(clicks.rows_of(rows, form.spec))
         table = open_root(query.root).view().table(None)
-        known = {tuple(row[name] for name in form.key) for row in read_table(table).read_all().to_pylist()}
-        assert known == set(query.state())
-        assert len(known) < 20
+        stored_keys = {tuple(row[name] for name in form.key) for row in read_table(table).read_all().to_pylist()}
+        assert stored_keys == set(query.state())
+        assert len(stored_keys) < 20
         assert read_changes(table, 0, 9).read_all()[CHANGE_TYPE].to_pylist().count("delete") > 9
         assert check_changes(query.root) > 39
         tables = [read_table(open_root(query.root).view(batch).table(None)).read_all() for batch in range(10)]

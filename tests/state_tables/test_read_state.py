@@ -32,7 +32,7 @@ from tests.kit.simulated.world import World, rows_of, two_stores
 from tests.kit.state.faulty_store import Fault, FaultyStore
 from tests.process.stages import test_paired_rows as joins
 from tests.process.stages import test_session_groups as sessions
-from tests.protocol.test_encrypted_query import Encrypted
+from tests.protocol.test_encrypted_query import EncryptedQuery
 from tests.testing.test_harness_processors import baskets, took
 
 VISITS = "user string, amount long"
@@ -313,7 +313,7 @@ def feed(world: World, first: int, last: int) -> None:
 
 def test_an_encrypted_store_is_read_only_with_its_keys(tmp_path: Path) -> None:
     """An encrypted store is read with its keys and refused without them."""
-    query = Encrypted(tmp_path, "a")
+    query = EncryptedQuery(tmp_path, "a")
     query.run(4)
     table = read_state(query.world.home.root, "totals", encryption_keys=f"file:{query.file}").read_all()
     assert {row["k"]: (row["count"], row["total"]) for row in table.to_pylist()} == query.oracle.totals

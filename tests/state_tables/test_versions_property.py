@@ -45,7 +45,7 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-class Past:
+class QueryHistory:
     """A simulated query with a model's state of each batch of its present history."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -85,11 +85,11 @@ class Past:
 
 
 @contextmanager
-def past(steps: list[Step], seed: int) -> Iterator[tuple[Past, StateRoot]]:
+def past(steps: list[Step], seed: int) -> Iterator[tuple[QueryHistory, StateRoot]]:
     """Run the steps and open the root."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(log, "FULL_EVERY", 4)
-        query = Past(Path(folder), seed)
+        query = QueryHistory(Path(folder), seed)
         query.run(Step("batch"))
         for step in steps:
             query.run(step)

@@ -64,7 +64,7 @@ def test_columns_are_case_sensitive_with_sparks_setting() -> None:
         Harness(operator, ROWS, spark_conf={"spark.sql.caseSensitive": "true"})
 
 
-class Gives(StatefulProcessor):
+class OneValue(StatefulProcessor):
     """A processor that emits one value."""
 
     def __init__(self, value: object) -> None:
@@ -80,7 +80,7 @@ class Gives(StatefulProcessor):
 
 def gives(value: object, kind: str, conf: dict[str, str] | None = None) -> object:
     """Return the value that a harness outputs for a value of this type."""
-    operator = transform_with_state_in_pandas(Gives(value), key="user", output=f"key string, n {kind}")
+    operator = transform_with_state_in_pandas(OneValue(value), key="user", output=f"key string, n {kind}")
     with Harness(operator, pa.schema([("user", pa.string())]), spark_conf=conf) as query:
         return query.feed([{"user": "ann"}])[0]["n"]
 

@@ -140,7 +140,7 @@ def test_unused_folders_of_ended_executors_are_removed(member: Member, tmp_path:
     """Folders of ended executors are removed when they were unused for `folder_cleanup_seconds`. Recently used folders,
     those of live executors and those of other roots stay.
     """
-    mine = folder_of(member.home, "1").path
+    own_folder = folder_of(member.home, "1").path
     live = frozenset({f"{member.home.application}/{executor}" for executor in ("1", "live")})
     member.home = replace(member.home, live=live | {f"{member.home.application}/{n}" for n in ("old", "young")})
     old, young = (abandoned(member.home, name, seconds=at) for name, at in [("old", 120), ("young", 20)])
@@ -148,13 +148,13 @@ def test_unused_folders_of_ended_executors_are_removed(member: Member, tmp_path:
     other = abandoned(home_of("memory://census-other", tmp_path), "old", seconds=120)
     member.home = replace(member.home, live=live)
     assert census(member, folder_cleanup_seconds=60).folders_removed == 1
-    assert sorted(path for path in mine.parent.iterdir() if path.is_dir()) == sorted([mine, young, alive])
+    assert sorted(path for path in own_folder.parent.iterdir() if path.is_dir()) == sorted([own_folder, young, alive])
     assert not old.exists()
     assert other.exists()
     assert census(member, folder_cleanup_seconds=60).folders_removed == 0
     member.home = replace(member.home, live=frozenset())
     assert census(member, folder_cleanup_seconds=-1).folders_removed == 2
-    assert mine.exists()
+    assert own_folder.exists()
 
 
 def test_an_old_folder_stays_while_a_late_task_holds_it(member: Member) -> None:

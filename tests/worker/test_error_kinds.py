@@ -48,7 +48,7 @@ def error_of_kind(kind: type[RiffleError]) -> RiffleError:
     return error
 
 
-class Raising:
+class RaisingComputation:
     """A computation that raises."""
 
     def __init__(self, error: BaseException) -> None:
@@ -65,7 +65,7 @@ class Raising:
 
 def arrived(error: BaseException, folder: Path) -> RiffleError:
     """Return the error that the driver raises if a slot raises ``error``."""
-    _, receipt = Member(folder, Raising(error)).answer(rows_of(("a", 1, 0)))
+    _, receipt = Member(folder, RaisingComputation(error)).answer(rows_of(("a", 1, 0)))
     with pytest.raises(RiffleError) as raised:
         check_receipts([receipt], [])
     return raised.value
@@ -89,7 +89,7 @@ def test_an_unrecoverable_copy_arrives_as_corrupt_state_error(tmp_path: Path) ->
     assert type(arrived(error_of_kind(DamagedCopy), tmp_path)) is CorruptStateError
 
 
-class NotOurs(ConfigError):
+class PublicSubclassError(ConfigError):
     """A user's error class that is derived from a public one."""
 
     def __init__(self, amount: int) -> None:
@@ -99,12 +99,12 @@ class NotOurs(ConfigError):
 
 def test_a_user_error_class_arrives_as_its_public_base_class(tmp_path: Path) -> None:
     """A user's error class arrives as its public base class, so the driver does not have to import it."""
-    error = arrived(NotOurs(7), tmp_path)
+    error = arrived(PublicSubclassError(7), tmp_path)
     assert type(error) is ConfigError
     assert (error.problem, error.remedy) == ("7 is too much", "send less")
 
 
-class Odd(RiffleError):
+class RiffleSubclassError(RiffleError):
     """A user's error class that is derived from RiffleError."""
 
 
@@ -114,7 +114,7 @@ def test_a_user_error_of_a_processor_becomes_user_function_error() -> None:
     """
     processing = Processing.__new__(Processing)
     processing._where = "store 's'"  # private: no slot needed
-    for error in (Odd("odd"), NotOurs(7), ValueError("odd")):
+    for error in (RiffleSubclassError("odd"), PublicSubclassError(7), ValueError("odd")):
         user_error = processing._as_riffle_error(error, "for key 'a'")  # private: called for each key
         assert type(user_error) is UserFunctionError
         assert type(error).__name__ in user_error.problem
@@ -132,7 +132,7 @@ def test_an_error_other_than_a_riffle_error_fails_the_task(tmp_path: Path) -> No
 
 def test_a_pickled_error_has_the_same_class_and_fields() -> None:
     """A pickled error has the same class and fields, whatever its constructor takes."""
-    for kind in [*every_kind(), NotOurs]:
+    for kind in [*every_kind(), PublicSubclassError]:
         error = error_of_kind(kind)
         error.more = 7  # type: ignore[attr-defined]
         copied = pickle.loads(pickle.dumps(error))

@@ -191,7 +191,7 @@ def test_a_slot_with_rows_also_expires_keys_of_other_key_groups(tmp_path: Path) 
 
 
 @dataclass(frozen=True)
-class Known:
+class FirstRows:
     """Outputs the first row of a key until its time is over, and nothing at that time."""
 
     ignores_expiry: bool = True
@@ -222,8 +222,12 @@ def test_expired_keys_count_once_and_can_be_added_again(
     """Expired keys count once and can be added again, and the log has the next timer. Each expired key is a row of the
     delta, except for a write-once key whose key-group has another row in it.
     """
-    assert isinstance(Known(), PlainExpiry)
-    member, known, watermark = Member(tmp_path_factory.mktemp("m"), Known(ignores_expiry)), dict[str, int | None](), 0
+    assert isinstance(FirstRows(), PlainExpiry)
+    member, known, watermark = (
+        Member(tmp_path_factory.mktemp("m"), FirstRows(ignores_expiry)),
+        dict[str, int | None](),
+        0,
+    )
     for drawn, rise, executor in batches:
         rows = [(k, v, None if at is None else watermark + at) for k, v, at in drawn]
         new = {k: at for k, _, at in reversed(rows) if k not in known}
@@ -324,10 +328,10 @@ def test_the_metadata_of_a_part_has_its_due_times(tmp_path: Path, monkeypatch: p
         table = pa.ipc.open_stream(data).read_all()
         dues = table["until"].to_pylist()
         of_rows = [dues[row] for row in table[DUE_ORDER].to_pylist()]
-        known = sorted(due for due in dues if due is not None)
-        assert of_rows == known + [None] * (len(dues) - len(known))
-        assert table.schema.metadata[DUE_SPAN].decode() == f"{known[0]},{known[-1]}"
-        assert (table.schema.metadata[DUE_COLUMN], part.timer_ms) == (b"until", known[0])
+        sorted_dues = sorted(due for due in dues if due is not None)
+        assert of_rows == sorted_dues + [None] * (len(dues) - len(sorted_dues))
+        assert table.schema.metadata[DUE_SPAN].decode() == f"{sorted_dues[0]},{sorted_dues[-1]}"
+        assert (table.schema.metadata[DUE_COLUMN], part.timer_ms) == (b"until", sorted_dues[0])
 
 
 def parts_of(member: Member, receipt: Receipt) -> list[tuple[Part, bytes]]:
@@ -380,13 +384,13 @@ def test_windows_from_merged_and_restored_stacks_end_once(tmp_path: Path) -> Non
 def test_an_invalid_due_column_is_refused(tmp_path: Path, declared: dict[str, str]) -> None:
     """The due column must exist and be a time, and the time mode must not be `None`."""
 
-    class Given(Sessions):
+    class ChangedSessions(Sessions):
         def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
             usual = super().declare(key, rows)
             return replace(usual, state=pa.schema([("v", pa.int64())]), **declared)  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match=r"RIFFLE-019[56]"):
-        Member(tmp_path, Given())
+        Member(tmp_path, ChangedSessions())
 
 
 @pytest.mark.parametrize("name", ["__hash", "__deleted", "__due_order"])
@@ -404,7 +408,7 @@ def test_state_columns_with_internal_names_are_refused(tmp_path: Path, name: str
         Member(tmp_path, function, rows, key)
 
 
-class Strict(Windows):
+class NotNullWindows(Windows):
     """The same windows with output columns that are declared not null."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
@@ -415,7 +419,7 @@ class Strict(Windows):
 
 def test_output_rows_have_the_declared_nullability(tmp_path: Path) -> None:
     """Rows of a batch and of expired keys have the declared schema, whatever their tables declare as nullable."""
-    member = Member(tmp_path, Strict(), key=("k", "at"), time_mode="EventTime", watermark_ms=5)
+    member = Member(tmp_path, NotNullWindows(), key=("k", "at"), time_mode="EventTime", watermark_ms=5)
     assert member.feed(rows_of(("a", 1, 5), ("b", 1, 6))) == [{"k": "a", "at": 5, "n": 1}]
     member.changes["watermark_ms"] = 6
     assert member.feed(rows_of()) == [{"k": "b", "at": 6, "n": 1}]

@@ -50,8 +50,8 @@ def in_order(rows: pa.Table, size: int = 3) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows of each key-group in small tables."""
     numbers = keygroups.key_groups([rows.column("k")], TOTAL)
     for key_group in range(TOTAL):
-        mine = rows.filter(pa.array(numbers == key_group))
-        yield from ((key_group, mine.slice(start, size)) for start in range(0, mine.num_rows, size))
+        rows_of_group = rows.filter(pa.array(numbers == key_group))
+        yield from ((key_group, rows_of_group.slice(start, size)) for start in range(0, rows_of_group.num_rows, size))
 
 
 def as_state(schema: StoreSchema, rows: pa.Table) -> tuple[pa.Table, int]:

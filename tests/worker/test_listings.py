@@ -14,7 +14,7 @@ from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.testing import home_of
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import folder_of
-from tests.kit.worker.upkeep_member import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
 FEW, MANY = 5, 2_000
 
@@ -34,7 +34,7 @@ class Listings:
 
         return counted
 
-    def taken(self) -> int:
+    def count_listings(self) -> int:
         """Return the number of calls since the last call of this method."""
         count, self.count = self.count, 0
         return count
@@ -53,21 +53,21 @@ def test_a_census_lists_folders_as_often_for_many_copies_as_for_few(tmp_path: Pa
     for number in range(MANY):
         assert stacks.replace(number, None, Stack(Head(3, "1-aa")))
         if number + 1 in (FEW, MANY):
-            listings.taken()
+            listings.count_listings()
             assert len(take_census(CensusOrder(home), "1").copies) == number + 1
             assert scrub_stacks(folder_of(home, "1")) == []
-            counts.append(listings.taken())
+            counts.append(listings.count_listings())
     assert counts[0] == counts[1] <= 16
 
 
-def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
+def pieces(upkept: UpkeepMember, count: int, listings: Listings) -> list[int]:
     """Run each kind of upkeep for ``count`` key-groups. Return the number of listings of each run."""
     place = upkept.place
     for version in range(2):
         place.seal(version, {kg: {"k": version} for kg in range(count)})
-    listings.taken()
+    listings.count_listings()
     assert upkept.run().restores == count
-    counts = [listings.taken() - count // 64]
+    counts = [listings.count_listings() - count // 64]
     place.seal(2, {0: {"k": 2}})
     place.seal(3, {kg: {"k": 3} for kg in range(count)})
     nothing = {count + kg: EMPTY for kg in range(count)}
@@ -79,9 +79,9 @@ def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
         {"follows": (), "snapshots": tuple(upkept.snapshot(kg) for kg in range(count))},
         {"follows": (), "drops": drops},
     ):
-        listings.taken()
+        listings.count_listings()
         receipt = upkept.run(**order)
-        counts.append(listings.taken())
+        counts.append(listings.count_listings())
         assert len((*receipt.copies, *receipt.missing, *receipt.snapshots)) >= count
         assert receipt.restores == 0
     assert upkept.folder().key_groups(STORE) == set()
@@ -93,6 +93,6 @@ def test_upkeep_lists_folders_as_often_for_many_copies_as_for_few(tmp_path: Path
     """Upkeep that creates copies (64 at a time), follows the log, takes snapshots or drops copies lists folders as
     often for many copies as for a few.
     """
-    few, many = (pieces(Upkept(tmp_path / str(count)), count, listings) for count in (FEW, MANY // 4))
+    few, many = (pieces(UpkeepMember(tmp_path / str(count)), count, listings) for count in (FEW, MANY // 4))
     assert few == many
     assert max(many) <= 16

@@ -17,7 +17,7 @@ from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import manifest_at, options_of, store_of
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.drawn_records import cut_to_last
-from tests.kit.worker.upkeep_member import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
 
 def test_the_store_gets_every_store_setting() -> None:
@@ -55,7 +55,7 @@ def _by_setting(options: StoreOptions) -> dict[str, object]:
 
 def test_the_cached_manifest_is_not_used_for_a_recreated_root(tmp_path: Path) -> None:
     """After a root was deleted and created again, a process does not use the cached manifest of the old log."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     upkept.place.seal(0, {1: {"k": 1}})
     upkept.log()
     assert manifest_at(upkept.home, 1).entries
@@ -68,7 +68,7 @@ def test_the_cached_manifest_is_not_used_for_a_recreated_root(tmp_path: Path) ->
 
 def test_the_cached_manifest_is_not_used_for_the_next_record(tmp_path: Path) -> None:
     """Only the manifest of the last record is cached, and it is not used for another record."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {1: {"k": version}})
         upkept.log()
@@ -78,7 +78,7 @@ def test_the_cached_manifest_is_not_used_for_the_next_record(tmp_path: Path) -> 
 
 def test_cached_records_are_not_used_for_a_restored_root(tmp_path: Path) -> None:
     """After a root was restored from a backup, a process does not use cached records that the backup does not have."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     upkept.place.seal(0, {1: {"k": 1}})
     upkept.log()
     backup, entries = {name: upkept.store.get(name) or b"" for name in upkept.store.list("")}, {**upkept.place.entries}

@@ -60,6 +60,6 @@ def test_a_system_without_memory_files_reports_zero(tmp_path: Path) -> None:
 
 def test_a_worker_reports_its_own_memory() -> None:
     """The figures of this process are not 0."""
-    taken, left = memory_use()
-    assert taken > 10 * MIB
+    used_bytes, left = memory_use()
+    assert used_bytes > 10 * MIB
     assert left > 0

@@ -130,8 +130,8 @@ def test_rows_of_a_key_are_sorted_by_the_order_columns(tmp_path: Path) -> None:
     shuffled = rows_of(("a", 1, 30), ("a", 2, 10), ("a", 3, 30), ("a", 4, 20))
     assert Member(tmp_path / "by", kept_last(), order_by=("at",)).feed(shuffled) == [{"k": "a", "last": 3}]
     assert Member(tmp_path / "as", kept_last()).feed(shuffled) == [{"k": "a", "last": 4}]
-    again = rows_of(("a", 1, 30), ("a", 3, 30), ("a", 2, 30))
-    assert Member(tmp_path / "both", kept_last(), order_by=("at", "v")).feed(again) == [{"k": "a", "last": 3}]
+    second_rows = rows_of(("a", 1, 30), ("a", 3, 30), ("a", 2, 30))
+    assert Member(tmp_path / "both", kept_last(), order_by=("at", "v")).feed(second_rows) == [{"k": "a", "last": 3}]
 
 
 def test_a_null_in_an_order_column_sorts_last(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_long_keys_and_a_value_of_10_mb_are_read_back(tmp_path: Path) -> None:
     assert {row["size"] for row in member.feed(batch, executor="another")} == {10 << 20}
 
 
-class Remember:
+class RecordingComputation:
     """A computation that records its batches."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class Remember:
 
 def test_a_function_gets_keys_state_and_the_time_of_the_batch(tmp_path: Path) -> None:
     """Each code refers to the key of its row, state is aligned with the keys, and times are those of the batch."""
-    compute = Remember()
+    compute = RecordingComputation()
     member = Member(tmp_path, compute)
     member.feed(rows_of(*((f"k{n % 7}", n, 0) for n in range(30))))
     member.feed(rows_of(*((f"k{n % 9}", n, 0) for n in range(30))))

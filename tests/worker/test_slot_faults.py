@@ -18,7 +18,7 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.testing import routed
 from riffle_spark.worker import whole_groups
-from tests.kit.refusing_disks import on_a_disk_of_its_own, unmount_below
+from tests.kit.failing_disks import own_disk, unmount_below
 from tests.kit.state.faulty_store import Fault
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, rows_of
 
@@ -180,8 +180,8 @@ def filled_up(folder: Path, begun: bool) -> None:
     if begun:
         member.feed(rows.slice(0, 1))
     home = next(folder.glob("*/m*"))
-    with on_a_disk_of_its_own(home) as disk:
-        disk.refuse()
+    with own_disk(home) as disk:
+        disk.fail()
         for _ in range(3):
             _, receipt = member.answer(rows)
             if receipt.error is not None:

@@ -14,7 +14,7 @@ from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.restore.copy_progress import read_head
 from tests.kit.state.members import Place
-from tests.kit.worker.upkeep_member import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
 
 def before_the_last_get(place: Place, count: int, work: Callable[[], object]) -> None:
@@ -41,7 +41,7 @@ def merge(stacks: Stacks, before: Stack | None) -> None:
 
 def test_a_slot_keeps_the_deltas_that_upkeep_fetched(tmp_path: Path) -> None:
     """A slot keeps the deltas that upkeep fetched, before they are in a stack."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     upkept.place.seal(0, {1: {"a": 0}, 2: {f"k{n}": n for n in range(500)}})
     upkept.run()
     for version in range(1, 5):
@@ -87,10 +87,10 @@ def test_a_stack_merged_during_its_check_is_not_damaged(tmp_path: Path, monkeypa
     assert before is not None
     part = place.folder.path / before.parts[0].file
 
-    def overtaken(path: Path, **how: bool):  # type: ignore[no-untyped-def]
+    def overtaken(path: Path, **options: bool):  # type: ignore[no-untyped-def]
         if path == part:
             merge(stacks, before)
-        return looking(path, **how)
+        return looking(path, **options)
 
     monkeypatch.setattr(Path, "stat", overtaken)
     assert read_head(place.folder, Folder.stacks(place.folder, STORE), 1) == before.head
@@ -130,14 +130,14 @@ def test_a_slot_retries_while_its_stack_is_merged_repeatedly(tmp_path: Path, mon
     place.bring()
     stacks, looking, left = place.folder.stacks(STORE), os.stat, 2
 
-    def overtaken(path, **how):  # type: ignore[no-untyped-def]
+    def overtaken(path, **options):  # type: ignore[no-untyped-def]
         nonlocal left
         if left and str(path).endswith(".part"):
             left -= 1
             monkeypatch.setattr(os, "stat", looking)
             merge(stacks, stacks.read(1))
             monkeypatch.setattr(os, "stat", overtaken)
-        return looking(path, **how)
+        return looking(path, **options)
 
     monkeypatch.setattr(os, "stat", overtaken)
     assert place.bring().restores == 0
@@ -154,7 +154,7 @@ def test_a_restore_overtaken_by_another_process_leaves_no_file(tmp_path: Path) -
 
 def test_upkeep_overtaken_by_a_slot_counts_no_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a slot completes a copy first, upkeep deletes its own one and counts no restore."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {1: {"a": version}})
         upkept.place.snapshot(1)
@@ -195,10 +195,10 @@ def overtaken_in_a_restore(place: Place, meanwhile: Callable[[], object]) -> Non
     place.snapshot(1)
     original = place.store.copy_to
 
-    def overtaken(*given):  # type: ignore[no-untyped-def]
+    def overtaken(*arguments):  # type: ignore[no-untyped-def]
         place.store.copy_to = original  # type: ignore[method-assign]
         meanwhile()
-        return original(*given)
+        return original(*arguments)
 
     place.store.copy_to = overtaken  # type: ignore[method-assign]
     place.bring()

@@ -30,26 +30,26 @@ from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import Fault, FaultyStore
-from tests.kit.worker.upkeep_member import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
 SPAWN = multiprocessing.get_context("spawn")
 RANGE = 2_000
 
 
 @pytest.fixture
-def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upkept:
+def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UpkeepMember:
     """Return a member without copies. Key-group 1 has a large snapshot and a chain, key-groups 2 and 3 have only
     chains.
     """
     monkeypatch.setattr(reader_module, "RANGE_BYTES", RANGE)
     monkeypatch.setattr(follow_module, "_CREATED_BYTES", RANGE)  # private: small state
     monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: as above
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     fill(upkept)
     return upkept
 
 
-def fill(upkept: Upkept) -> None:
+def fill(upkept: UpkeepMember) -> None:
     """Commit the state of the fixture."""
     upkept.place.seal(0, {1: {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(3_000)}})
     upkept.place.snapshot(1)
@@ -57,7 +57,7 @@ def fill(upkept: Upkept) -> None:
         upkept.place.seal(version, {kg: {f"k{version}": version} for kg in (1, 2, 3)})
 
 
-def snapshot(upkept: Upkept) -> Snapshot:
+def snapshot(upkept: UpkeepMember) -> Snapshot:
     """Return the snapshot of key-group 1."""
     taken = upkept.place.entries[1].snapshot
     assert taken is not None
@@ -70,7 +70,7 @@ def progress(receipt: UpkeepReceipt, key_group: int = 1) -> tuple[int, int]:
     return next((fetched, total) for _, kg, fetched, total in receipt.unfinished if kg == key_group)
 
 
-def test_a_large_snapshot_is_fetched_in_several_pieces(upkept: Upkept) -> None:
+def test_a_large_snapshot_is_fetched_in_several_pieces(upkept: UpkeepMember) -> None:
     """Each piece of upkeep fetches at most its bytes, and no byte is fetched twice."""
     size, fetched = snapshot(upkept).length, 0
     follows = upkept.follows({1: upkept.place.entries[1]})
@@ -86,7 +86,7 @@ def test_a_large_snapshot_is_fetched_in_several_pieces(upkept: Upkept) -> None:
     assert upkept.incoming() == []
 
 
-def test_fetch_bytes_of_zero_fetches_nothing(upkept: Upkept) -> None:
+def test_fetch_bytes_of_zero_fetches_nothing(upkept: UpkeepMember) -> None:
     """With `fetch_bytes = 0` nothing is fetched, and the receipt has the bytes to fetch."""
     receipt = upkept.run(fetch_bytes=0)
     assert (receipt.requests, receipt.snapshot_bytes, receipt.delta_bytes) == ({}, 0, 0)
@@ -95,7 +95,7 @@ def test_fetch_bytes_of_zero_fetches_nothing(upkept: Upkept) -> None:
     assert progress(receipt, 2) == (0, entries[2].chain_bytes)
 
 
-def test_the_next_owner_continues_a_partly_fetched_snapshot(upkept: Upkept) -> None:
+def test_the_next_owner_continues_a_partly_fetched_snapshot(upkept: UpkeepMember) -> None:
     """The next owner of a folder continues a partly fetched snapshot."""
     first = upkept.run(follows=upkept.follows({1: upkept.place.entries[1]}), fetch_bytes=5 * RANGE)
     before = upkept.folder().path
@@ -105,7 +105,7 @@ def test_the_next_owner_continues_a_partly_fetched_snapshot(upkept: Upkept) -> N
     assert upkept.held(1, "2") == upkept.place.wanted[1]
 
 
-def test_an_outdated_partly_fetched_snapshot_is_deleted(upkept: Upkept) -> None:
+def test_an_outdated_partly_fetched_snapshot_is_deleted(upkept: UpkeepMember) -> None:
     """A partly fetched snapshot is deleted when there is a newer one, when its copy is dropped, or when the copy
     exists.
     """
@@ -120,7 +120,7 @@ def test_an_outdated_partly_fetched_snapshot_is_deleted(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def test_a_snapshot_that_changed_on_disk_is_fetched_again(upkept: Upkept) -> None:
+def test_a_snapshot_that_changed_on_disk_is_fetched_again(upkept: UpkeepMember) -> None:
     """A fetched snapshot that changed on disk is deleted and fetched again. The error does not name the object."""
     follows = upkept.follows({1: upkept.place.entries[1]})
     upkept.run(follows=follows, fetch_bytes=5 * RANGE)
@@ -134,7 +134,7 @@ def test_a_snapshot_that_changed_on_disk_is_fetched_again(upkept: Upkept) -> Non
 
 
 @pytest.mark.parametrize("fetch_bytes", [None, 5 * RANGE])
-def test_the_error_names_a_snapshot_that_is_altered_in_the_store(upkept: Upkept, fetch_bytes: int | None) -> None:
+def test_the_error_names_a_snapshot_that_is_altered_in_the_store(upkept: UpkeepMember, fetch_bytes: int | None) -> None:
     """The error names a snapshot that is altered in the store, also if it was fetched in several pieces."""
     name = paths.snapshot_name(STORE, 1, snapshot(upkept).id)
     data = upkept.store.inner.get(name) or b""
@@ -150,7 +150,7 @@ def test_the_error_names_a_snapshot_that_is_altered_in_the_store(upkept: Upkept,
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
 
 
-def test_the_error_for_a_short_file_names_the_disk(upkept: Upkept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_short_file_names_the_disk(upkept: UpkeepMember, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file is shorter than what was written, the error names the disk and not the object."""
     replace, left = Path.replace, [1]
 
@@ -170,7 +170,7 @@ def test_the_error_for_a_short_file_names_the_disk(upkept: Upkept, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["flipped", "missing"])
-def test_a_failed_fetch_is_repeated_and_keeps_the_fetched_bytes(upkept: Upkept, kind: str) -> None:
+def test_a_failed_fetch_is_repeated_and_keeps_the_fetched_bytes(upkept: UpkeepMember, kind: str) -> None:
     """A failed fetch of one copy does not stop the others. The bytes that were fetched before are kept, except for
     damaged ones.
     """
@@ -183,13 +183,13 @@ def test_a_failed_fetch_is_repeated_and_keeps_the_fetched_bytes(upkept: Upkept, 
     assert [kg for _, kg, _, _ in receipt.unfinished] == [1]
     kept = progress(receipt)[0]
     assert kept == (snapshot(upkept).length if kind == "flipped" else 4 * RANGE)
-    again = upkept.run()
-    assert upkept.is_warm(again)
-    assert again.snapshot_bytes == snapshot(upkept).length - (0 if kind == "flipped" else kept)
+    second_receipt = upkept.run()
+    assert upkept.is_warm(second_receipt)
+    assert second_receipt.snapshot_bytes == snapshot(upkept).length - (0 if kind == "flipped" else kept)
 
 
 @pytest.mark.parametrize("kind", ["truncated", "missing"])
-def test_a_failed_delta_stops_only_the_copies_that_need_it(upkept: Upkept, kind: str) -> None:
+def test_a_failed_delta_stops_only_the_copies_that_need_it(upkept: UpkeepMember, kind: str) -> None:
     """A failed delta stops only the copies that need it. The next piece of upkeep continues them."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
@@ -206,7 +206,7 @@ def test_a_failed_delta_stops_only_the_copies_that_need_it(upkept: Upkept, kind:
 
 
 def test_a_delta_lost_by_the_disk_stops_only_copies_that_need_it(
-    upkept: Upkept, monkeypatch: pytest.MonkeyPatch
+    upkept: UpkeepMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the disk loses a delta that was written, only the copies that need it stop."""
     upkept.run()
@@ -230,7 +230,7 @@ def test_a_delta_lost_by_the_disk_stops_only_copies_that_need_it(
     assert upkept.is_warm(upkept.run())
 
 
-def test_a_damaged_part_stops_only_its_key_group(upkept: Upkept) -> None:
+def test_a_damaged_part_stops_only_its_key_group(upkept: UpkeepMember) -> None:
     """A damaged part stops only its key-group, although one get fetches the parts of all."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2, 3)})
@@ -241,7 +241,7 @@ def test_a_damaged_part_stops_only_its_key_group(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def test_no_copy_is_created_on_a_disk_above_its_limit(upkept: Upkept) -> None:
+def test_no_copy_is_created_on_a_disk_above_its_limit(upkept: UpkeepMember) -> None:
     """On a disk above its limit no copy is created, with one error that names the remedy. Existing copies follow the
     log.
     """
@@ -256,9 +256,9 @@ def test_no_copy_is_created_on_a_disk_above_its_limit(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def committed(folder: Path) -> tuple[Upkept, UpkeepOrder]:
+def committed(folder: Path) -> tuple[UpkeepMember, UpkeepOrder]:
     """Commit the state of the fixture to a directory that other processes can read. Return the order to follow it."""
-    upkept = Upkept(folder)
+    upkept = UpkeepMember(folder)
     upkept.store.inner = store = DirectoryStore(folder / "root")
     fill(upkept)
     home = upkept.home = home_of((folder / "root").as_uri(), folder / "executors")
@@ -300,15 +300,15 @@ def test_upkeep_continues_a_snapshot_of_an_ended_process(tmp_path: Path) -> None
     """Upkeep continues a snapshot that an ended process fetched in part."""
     upkept, order = committed(tmp_path)
     assert in_another_process(died, order, tmp_path / "root", 7) == 9
-    begun = [path.stat().st_size for path in upkept.incoming()]
-    assert begun == [7 * RANGE]
+    fetched_sizes = [path.stat().st_size for path in upkept.incoming()]
+    assert fetched_sizes == [7 * RANGE]
     receipt = run_upkeep(order, "1")
     assert receipt.errors == ()
-    assert receipt.snapshot_bytes == snapshot(upkept).length - begun[0]
+    assert receipt.snapshot_bytes == snapshot(upkept).length - fetched_sizes[0]
     assert upkept.is_warm(receipt)
 
 
-def test_nothing_is_restored_after_a_reboot(upkept: Upkept) -> None:
+def test_nothing_is_restored_after_a_reboot(upkept: UpkeepMember) -> None:
     """After a reboot, files with a correct checksum are used, and nothing is restored."""
     upkept.run()
     journal_file._states.clear()  # private: as in new processes
@@ -317,7 +317,7 @@ def test_nothing_is_restored_after_a_reboot(upkept: Upkept) -> None:
     assert (upkept.is_warm(receipt), receipt.restores, receipt.snapshot_bytes) == (True, 0, 0)
 
 
-def test_the_error_names_a_missing_snapshot(upkept: Upkept) -> None:
+def test_the_error_names_a_missing_snapshot(upkept: UpkeepMember) -> None:
     """The error names a missing snapshot. With a newer entry, upkeep fetches the newer snapshot."""
     entry = upkept.place.entries[1]
     upkept.store.delete([paths.snapshot_name(STORE, 1, snapshot(upkept).id)])
@@ -328,10 +328,12 @@ def test_the_error_names_a_missing_snapshot(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def test_a_snapshot_in_an_unknown_format_leaves_no_file(upkept: Upkept) -> None:
+def test_a_snapshot_in_an_unknown_format_leaves_no_file(upkept: UpkeepMember) -> None:
     """A snapshot in an unknown format leaves no file, however often it is fetched."""
-    taken, data = snapshot(upkept), b"of a version to come" * 100
-    unknown = taken._replace(id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data))
+    listed_snapshot, data = snapshot(upkept), b"of a version to come" * 100
+    unknown = listed_snapshot._replace(
+        id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data)
+    )
     upkept.store.put_if_absent(paths.snapshot_name(STORE, 1, unknown.id), data)
     entry = replace(upkept.place.entries[1], snapshot=unknown)
     receipt = upkept.troubled(follows=upkept.follows({1: entry}))
@@ -345,7 +347,7 @@ def test_a_copy_dropped_while_it_follows_is_reported_as_missing(
 ) -> None:
     """A copy that is dropped while it follows the log is reported as missing, so that it is restored."""
     monkeypatch.setattr(stack_parts, "_PARTS_MAX", 1)  # private: merges each link at once
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     upkept.place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     upkept.run()
     [part] = stacked(upkept, 1).parts
@@ -359,7 +361,7 @@ def test_a_copy_dropped_while_it_follows_is_reported_as_missing(
     assert {*upkept.folder().key_groups(STORE)} == {2}
 
 
-def stacked(upkept: Upkept, key_group: int) -> Stack:
+def stacked(upkept: UpkeepMember, key_group: int) -> Stack:
     """Return the stack of a copy."""
     stack = upkept.folder().stacks(STORE).read(key_group)
     assert stack is not None

@@ -20,21 +20,21 @@ from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head
 from riffle_spark.worker import upkeep_piece
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.drawn_records import cut_to_last
-from tests.kit.worker.upkeep_member import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
 KEY_GROUPS = range(1, 9)
 
 
 @pytest.fixture
-def upkept(tmp_path: Path) -> Upkept:
+def upkept(tmp_path: Path) -> UpkeepMember:
     """Return a member without copies. Two versions of eight key-groups are committed."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {kg: {f"k{version}": kg, "k": version} for kg in KEY_GROUPS})
     return upkept
 
 
-def test_a_member_without_copies_fetches_them(upkept: Upkept) -> None:
+def test_a_member_without_copies_fetches_them(upkept: UpkeepMember) -> None:
     """A member without copies fetches snapshots and chains. The receipt has the copies and the requests."""
     upkept.place.snapshot(1)
     upkept.place.seal(2, {1: {"k": None}})
@@ -48,7 +48,7 @@ def test_a_member_without_copies_fetches_them(upkept: Upkept) -> None:
     assert upkept.incoming() == []
 
 
-def test_each_delta_is_fetched_with_one_get_for_all_copies(upkept: Upkept) -> None:
+def test_each_delta_is_fetched_with_one_get_for_all_copies(upkept: UpkeepMember) -> None:
     """Each delta is fetched with one get, for all key-groups of the member. Caught-up copies fetch nothing."""
     upkept.run()
     for version in range(2, 5):
@@ -61,12 +61,12 @@ def test_each_delta_is_fetched_with_one_get_for_all_copies(upkept: Upkept) -> No
     assert (upkept.gets("delta/"), receipt.folds, receipt.restores) == (3, 18, 0)
     appended = journal.read_bytes()[len(before) :]
     assert int.from_bytes(appended[8:12], "little") == len(appended) - 12, "one entry for all copies"
-    again = upkept.run()
-    assert upkept.is_warm(again)
-    assert (upkept.gets(""), again.folds, again.delta_bytes) == (0, 0, 0)
+    second_receipt = upkept.run()
+    assert upkept.is_warm(second_receipt)
+    assert (upkept.gets(""), second_receipt.folds, second_receipt.delta_bytes) == (0, 0, 0)
 
 
-def test_a_member_follows_its_own_deltas_without_a_get(upkept: Upkept) -> None:
+def test_a_member_follows_its_own_deltas_without_a_get(upkept: UpkeepMember) -> None:
     """A member follows its own deltas from local files, without a get, whatever the byte budget."""
     upkept.run()
     upkept.place.folder = upkept.folder()
@@ -76,7 +76,7 @@ def test_a_member_follows_its_own_deltas_without_a_get(upkept: Upkept) -> None:
     assert upkept.gets("") == 0
 
 
-def test_a_cut_entry_suffices_for_a_copy_that_is_near(upkept: Upkept) -> None:
+def test_a_cut_entry_suffices_for_a_copy_that_is_near(upkept: UpkeepMember) -> None:
     """A cut entry suffices for a copy that is near. The log is read only for a copy that needs more."""
     upkept.run()
     upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
@@ -90,7 +90,7 @@ def test_a_cut_entry_suffices_for_a_copy_that_is_near(upkept: Upkept) -> None:
     assert upkept.gets("log/") > 0
 
 
-def test_copies_newer_than_a_late_order_are_not_changed(upkept: Upkept) -> None:
+def test_copies_newer_than_a_late_order_are_not_changed(upkept: UpkeepMember) -> None:
     """If a late order has older entries than the copies, these are reported and not changed."""
     late = dict(upkept.place.entries)
     upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
@@ -100,34 +100,34 @@ def test_copies_newer_than_a_late_order_are_not_changed(upkept: Upkept) -> None:
     assert receipt.restores == 0
 
 
-def test_a_copy_of_an_abandoned_version_is_replaced(upkept: Upkept) -> None:
+def test_a_copy_of_an_abandoned_version_is_replaced(upkept: UpkeepMember) -> None:
     """After a rollback, a copy of an abandoned version is replaced. A copy of an empty key-group is dropped."""
-    back, wanted = dict(upkept.place.entries), {kg: dict(rows) for kg, rows in upkept.place.wanted.items()}
+    back, expected = dict(upkept.place.entries), {kg: dict(rows) for kg, rows in upkept.place.wanted.items()}
     upkept.place.seal(2, {1: {"k": 2}, 9: {"z": 1}})
     upkept.run()
-    upkept.place.entries, upkept.place.wanted = back, wanted
+    upkept.place.entries, upkept.place.wanted = back, expected
     order = replace(upkept.order(follows=upkept.follows({**back, 9: EMPTY})), epoch=2)
     receipt = run_upkeep(order, "1")
     assert receipt.errors == ()
     assert (upkept.is_warm(receipt), receipt.restores, receipt.missing) == (True, 1, ((STORE, 9),))
 
 
-def test_a_copy_is_dropped_only_at_the_head_of_the_order(upkept: Upkept) -> None:
+def test_a_copy_is_dropped_only_at_the_head_of_the_order(upkept: UpkeepMember) -> None:
     """A copy is dropped only at the head that the order names. An order without a head drops any copy, and a missing
     copy is reported as dropped.
     """
     upkept.run()
-    seen = upkept.place.entries[1].head
+    head = upkept.place.entries[1].head
     upkept.place.seal(2, {1: {"k": 2}})
     upkept.run()
-    drops = (upkept.drop(1, seen), upkept.drop(2, upkept.place.entries[2].head), upkept.drop(3), upkept.drop(99))
+    drops = (upkept.drop(1, head), upkept.drop(2, upkept.place.entries[2].head), upkept.drop(3), upkept.drop(99))
     receipt = upkept.run(follows=(), drops=drops)
     assert receipt.copies == ((STORE, 1, *upkept.place.entries[1].head),)
     assert receipt.missing == ((STORE, 2), (STORE, 3), (STORE, 99))
     assert [upkept.held(kg) is None for kg in (1, 2, 3, 4)] == [False, True, True, False]
 
 
-def test_a_copy_is_dropped_if_either_of_two_drops_applies(upkept: Upkept) -> None:
+def test_a_copy_is_dropped_if_either_of_two_drops_applies(upkept: UpkeepMember) -> None:
     """If an order has two drops of one copy, the copy is reported as dropped when either applies."""
     upkept.run()
     drops = (upkept.drop(2, EMPTY_HEAD), upkept.drop(2, upkept.place.entries[2].head))
@@ -135,7 +135,7 @@ def test_a_copy_is_dropped_if_either_of_two_drops_applies(upkept: Upkept) -> Non
     assert (receipt.copies, receipt.missing) == ((), ((STORE, 2),))
 
 
-def test_a_piece_without_time_still_makes_progress(upkept: Upkept) -> None:
+def test_a_piece_without_time_still_makes_progress(upkept: UpkeepMember) -> None:
     """Each piece makes progress even without time, so that several pieces complete the work."""
     drops = (upkept.drop(1), upkept.drop(2))
     first = upkept.run(follows=(), drops=drops, seconds=0.0)
@@ -150,7 +150,7 @@ def test_a_piece_without_time_still_makes_progress(upkept: Upkept) -> None:
     assert count > 8
 
 
-def test_no_work_starts_after_the_given_clock_reaches_the_limit(upkept: Upkept) -> None:
+def test_no_work_starts_after_the_given_clock_reaches_the_limit(upkept: UpkeepMember) -> None:
     """No work starts after the given clock reaches the given seconds."""
     upkept.place.snapshot(1)
     ticks = itertools.count()
@@ -159,7 +159,7 @@ def test_no_work_starts_after_the_given_clock_reaches_the_limit(upkept: Upkept) 
     assert [key_group for _, key_group, _, _ in receipt.unfinished] == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_snapshots_are_taken_after_copies_follow_the_log(upkept: Upkept) -> None:
+def test_snapshots_are_taken_after_copies_follow_the_log(upkept: UpkeepMember) -> None:
     """Snapshots have the state after the copies follow the log. Those without time are counted as left."""
     due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
     receipt = upkept.run(snapshots=due)
@@ -173,7 +173,7 @@ def test_snapshots_are_taken_after_copies_follow_the_log(upkept: Upkept) -> None
     assert (len(short.snapshots), short.snapshots_left) == (1, 2)
 
 
-def test_a_failed_snapshot_does_not_stop_the_others(upkept: Upkept) -> None:
+def test_a_failed_snapshot_does_not_stop_the_others(upkept: UpkeepMember) -> None:
     """A failed snapshot is reported, and the others are taken."""
     due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
     receipt = upkept.troubled(
@@ -188,7 +188,7 @@ def test_a_failed_snapshot_does_not_stop_the_others(upkept: Upkept) -> None:
     assert receipt.snapshots_left == 0
 
 
-def test_merged_parts_share_objects_of_a_bounded_size(upkept: Upkept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_parts_share_objects_of_a_bounded_size(upkept: UpkeepMember, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged parts are put in objects of a bounded size."""
     entries = {kg: Entry(None, entry.chain, cut=entry.base) for kg, entry in upkept.place.entries.items()}
     size = max(entry.chain_bytes for entry in entries.values())
@@ -201,33 +201,33 @@ def test_merged_parts_share_objects_of_a_bounded_size(upkept: Upkept, monkeypatc
     assert len(set(objects)) == len(KEY_GROUPS) // 2
 
 
-def test_an_order_for_another_member_does_nothing(upkept: Upkept) -> None:
+def test_an_order_for_another_member_does_nothing(upkept: UpkeepMember) -> None:
     """If an executor has another member than the order names, upkeep does nothing and returns an error."""
     receipt = run_upkeep(replace(upkept.order(), member="m000000000000"), "1")
     assert (receipt.copies, receipt.unfinished, receipt.member) == ((), (), upkept.folder().member)
     assert "m000000000000" in receipt.errors[0]
-    mine = replace(upkept.order(), member=upkept.folder().member)
-    assert upkept.is_warm(run_upkeep(mine, "1"))
+    order = replace(upkept.order(), member=upkept.folder().member)
+    assert upkept.is_warm(run_upkeep(order, "1"))
 
 
-def test_upkeep_does_not_change_a_folder_of_another_executor(upkept: Upkept) -> None:
+def test_upkeep_does_not_change_a_folder_of_another_executor(upkept: UpkeepMember) -> None:
     """A late piece of upkeep does not change a folder that another executor has taken over."""
     upkept.run()
     before = upkept.folder()
-    taken = claim_folder(before.path.parent, "app/2", ["app/2"])
-    assert taken.path == before.path
+    claimed_folder = claim_folder(before.path.parent, "app/2", ["app/2"])
+    assert claimed_folder.path == before.path
     late = replace(upkept.order(drops=(upkept.drop(1),)), member=before.member, home=alive(upkept))
     receipt = run_upkeep(late, "1")
     assert "is for member" in receipt.errors[0]
-    assert taken.stacks(STORE).read(1) is not None
+    assert claimed_folder.stacks(STORE).read(1) is not None
 
 
-def alive(upkept: Upkept):  # type: ignore[no-untyped-def]
+def alive(upkept: UpkeepMember):  # type: ignore[no-untyped-def]
     """Return the home with both executors as live."""
     return replace(upkept.home, live=frozenset({"app/1", "app/2"}))
 
 
-def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
+def test_two_pieces_never_work_in_one_folder(upkept: UpkeepMember) -> None:
     """A second piece of upkeep in the same folder returns an error, and succeeds later."""
     with upkept.folder().lock_for_upkeep():
         receipt = upkept.troubled()
@@ -236,7 +236,7 @@ def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
     assert upkept.is_warm(upkept.run())
 
 
-def test_a_store_without_a_schema_fails_alone(upkept: Upkept) -> None:
+def test_a_store_without_a_schema_fails_alone(upkept: UpkeepMember) -> None:
     """A store without a schema fails alone, and the copies of the other store follow the log."""
     other = replace(upkept.follows()[0], store="unknown")
     receipt = upkept.troubled(follows=(other, *upkept.follows()[1:]))
@@ -245,7 +245,7 @@ def test_a_store_without_a_schema_fails_alone(upkept: Upkept) -> None:
     assert len([copy for copy in receipt.copies if copy[0] == STORE]) == 7
 
 
-def test_a_copy_with_missing_parts_is_restored(upkept: Upkept) -> None:
+def test_a_copy_with_missing_parts_is_restored(upkept: UpkeepMember) -> None:
     """A copy whose parts are missing is restored."""
     upkept.run()
     stack = upkept.folder().stacks(STORE).read(1)
@@ -255,7 +255,7 @@ def test_a_copy_with_missing_parts_is_restored(upkept: Upkept) -> None:
     assert (upkept.is_warm(receipt), receipt.restores >= 1) == (True, True)
 
 
-def test_a_copy_advanced_by_a_slot_is_reported_at_its_new_head(upkept: Upkept) -> None:
+def test_a_copy_advanced_by_a_slot_is_reported_at_its_new_head(upkept: UpkeepMember) -> None:
     """If a slot advances a copy during a fetch, the copy is reported at the head that the slot reached."""
     upkept.run()
     upkept.place.seal(2, {1: {"k": 2}})
@@ -275,7 +275,7 @@ def test_a_copy_advanced_by_a_slot_is_reported_at_its_new_head(upkept: Upkept) -
     assert receipt.unfinished == ()
 
 
-def test_upkeep_keeps_a_copy_that_a_slot_restored_first(upkept: Upkept) -> None:
+def test_upkeep_keeps_a_copy_that_a_slot_restored_first(upkept: UpkeepMember) -> None:
     """If a slot restores a copy during a fetch, upkeep keeps the slot's copy and counts no restore."""
     upkept.place.snapshot(1)
     entry, original = upkept.place.entries[1], upkept.store.get
@@ -293,7 +293,7 @@ def test_upkeep_keeps_a_copy_that_a_slot_restored_first(upkept: Upkept) -> None:
 
 def test_a_failing_executor_returns_a_receipt_with_the_error(tmp_path: Path) -> None:
     """An executor that cannot work returns a receipt with the error and raises nothing."""
-    upkept = Upkept(tmp_path)
+    upkept = UpkeepMember(tmp_path)
     (tmp_path / "file").write_text("in the way")
     receipt = run_upkeep(replace(upkept.order(), home=replace(upkept.home, local_dir=str(tmp_path / "file"))), "1")
     assert isinstance(receipt, UpkeepReceipt)
@@ -316,7 +316,7 @@ def test_any_sequence_of_pieces_leaves_copies_at_committed_heads(
     piece leaves them caught up.
     """
     with tempfile.TemporaryDirectory() as folder:
-        upkept, executors = Upkept(Path(folder)), itertools.count(1)
+        upkept, executors = UpkeepMember(Path(folder)), itertools.count(1)
         executor = str(next(executors))
         for version, (changes, act, budget) in enumerate(history):
             upkept.place.seal(version, changes)
@@ -339,7 +339,7 @@ def test_copies_with_removed_keys_are_dropped_and_fetched_again(tmp_path: Path) 
     """When the listed keys cannot decrypt copies any more, upkeep drops and reports them. With the old list it fetches
     them again.
     """
-    upkept, keys = Upkept(tmp_path), tmp_path / "keys"
+    upkept, keys = UpkeepMember(tmp_path), tmp_path / "keys"
     upkept.place.seal(0, {1: {"k": 1}, 2: {"k": 2}})
     upkept.log()
     upkept.run()

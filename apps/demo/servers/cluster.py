@@ -131,8 +131,8 @@ class StandaloneCluster(Server):
             "--work-dir",
             str(self._folder / f"worker-{index}" / "work"),
         ]
-        own = {"SPARK_LOCAL_IP": _host(index), "SPARK_LOCAL_DIRS": str(self.local_folder(index))}
-        environment = {**self._environments[index % len(self._environments)], **own}
+        worker_variables = {"SPARK_LOCAL_IP": _host(index), "SPARK_LOCAL_DIRS": str(self.local_folder(index))}
+        environment = {**self._environments[index % len(self._environments)], **worker_variables}
         command = ["org.apache.spark.deploy.worker.Worker", *options, self.url]
         return self._spark_class(f"worker-{index}", command, environment)
 

@@ -1,8 +1,8 @@
 import java.util.concurrent.atomic.LongAdder;
 
-/** Counts the rows that were added up in this process, and says so in its log: rows MILLISECONDS TOTAL. */
+/** Counts the rows that this process has added up, and prints the count to its log: rows MILLISECONDS TOTAL. */
 final class Meter {
-    private static final int EACH_MS = 100;
+    private static final int INTERVAL_MS = 100;
     private static final LongAdder ROWS = new LongAdder();
     private static boolean started;
 
@@ -15,16 +15,16 @@ final class Meter {
     static synchronized void start() {
         if (started) return;
         started = true;
-        Thread teller = new Thread(Meter::tell, "meter");
-        teller.setDaemon(true);
-        teller.start();
+        Thread printer = new Thread(Meter::printCounts, "meter");
+        printer.setDaemon(true);
+        printer.start();
     }
 
-    private static void tell() {
+    private static void printCounts() {
         try {
             while (true) {
                 System.out.println("rows " + System.currentTimeMillis() + " " + ROWS.sum());
-                Thread.sleep(EACH_MS);
+                Thread.sleep(INTERVAL_MS);
             }
         } catch (InterruptedException end) {
             Thread.currentThread().interrupt();

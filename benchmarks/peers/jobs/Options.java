@@ -1,36 +1,36 @@
 import java.util.HashMap;
 import java.util.Map;
 
-/** What a job is told: name=value, one a word. */
+/** The options of a job: one name=value per argument. */
 final class Options {
-    private final Map<String, String> given = new HashMap<>();
+    private final Map<String, String> values = new HashMap<>();
 
-    Options(String[] words) {
-        for (String word : words) {
-            int at = word.indexOf('=');
-            given.put(word.substring(0, at), word.substring(at + 1));
+    Options(String[] arguments) {
+        for (String argument : arguments) {
+            int equals = argument.indexOf('=');
+            values.put(argument.substring(0, equals), argument.substring(equals + 1));
         }
     }
 
     String text(String name) {
-        if (!given.containsKey(name)) throw new IllegalArgumentException("say " + name + "=...");
-        return given.get(name);
+        if (!values.containsKey(name)) throw new IllegalArgumentException("Missing option: " + name + "=...");
+        return values.get(name);
     }
 
-    String text(String name, String other) {
-        return given.getOrDefault(name, other);
+    String text(String name, String defaultText) {
+        return values.getOrDefault(name, defaultText);
     }
 
-    long number(String name, long other) {
-        return Long.parseLong(text(name, Long.toString(other)));
+    long number(String name, long defaultNumber) {
+        return Long.parseLong(text(name, Long.toString(defaultNumber)));
     }
 
     /** The engine's own settings: set.NAME=VALUE. */
     Map<String, String> settings() {
-        Map<String, String> found = new HashMap<>();
-        given.forEach((name, value) -> {
-            if (name.startsWith("set.")) found.put(name.substring(4), value);
+        Map<String, String> settings = new HashMap<>();
+        values.forEach((name, value) -> {
+            if (name.startsWith("set.")) settings.put(name.substring(4), value);
         });
-        return found;
+        return settings;
     }
 }

@@ -4,24 +4,24 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * Puts rows: rate=0 as fast as it goes; order=each names every key once. stamped=true has the time as the amount, in
- * microseconds. A key's partition is its remainder, so that who reads its results knows it.
+ * Writes rows to Kafka. rate=0 writes as fast as possible. order=each writes each key in turn. With stamped=true the
+ * amount is the time in microseconds. The partition of a key is its remainder, so a reader of results can compute it.
  */
 public final class Produce {
     private static final int STEPS_PER_S = 200;
 
-    public static void main(String[] words) throws InterruptedException {
-        Options told = new Options(words);
-        long rows = told.number("rows", 0), keys = told.number("keys", 200_000), rate = told.number("rate", 0);
-        long partitions = told.number("partitions", 4), step = Math.max(1, rate / STEPS_PER_S);
-        boolean each = told.text("order", "drawn").equals("each");
-        boolean stamped = Boolean.parseBoolean(told.text("stamped", "false"));
-        String topic = told.text("topic");
-        long began = System.nanoTime();
-        try (KafkaProducer<byte[], byte[]> out = producer(told.text("bootstrap"), rate)) {
+    public static void main(String[] arguments) throws InterruptedException {
+        Options options = new Options(arguments);
+        long rows = options.number("rows", 0), keys = options.number("keys", 200_000), rate = options.number("rate", 0);
+        long partitions = options.number("partitions", 4), step = Math.max(1, rate / STEPS_PER_S);
+        boolean inOrder = options.text("order", "drawn").equals("each");
+        boolean stamped = Boolean.parseBoolean(options.text("stamped", "false"));
+        String topic = options.text("topic");
+        long start = System.nanoTime();
+        try (KafkaProducer<byte[], byte[]> out = producer(options.text("bootstrap"), rate)) {
             for (long row = 0; row < rows; row++) {
-                if (rate > 0 && row % step == 0) sleepUntil(began + row * 1_000_000_000L / rate);
-                long key = each ? row % keys : Rows.key(row, keys);
+                if (rate > 0 && row % step == 0) sleepUntil(start + row * 1_000_000_000L / rate);
+                long key = inOrder ? row % keys : Rows.key(row, keys);
                 byte[] amount = Rows.text(stamped ? Rows.micros() : row % 100);
                 out.send(new ProducerRecord<>(topic, (int) (key % partitions), Rows.text(key), amount));
             }

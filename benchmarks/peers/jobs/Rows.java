@@ -2,15 +2,15 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Instant;
 
-/** Keys and amounts as Kafka has them, decimal text; results as the text COUNT TOTAL LAST; and where they come from. */
+/** Converts keys, amounts (decimal text) and results (COUNT TOTAL LAST) from and to text, and generates keys. */
 final class Rows {
     private Rows() {}
 
     static long number(byte[] text) {
         boolean negative = text[0] == '-';
-        long found = 0;
-        for (int at = negative ? 1 : 0; at < text.length; at++) found = found * 10 + (text[at] - '0');
-        return negative ? -found : found;
+        long number = 0;
+        for (int index = negative ? 1 : 0; index < text.length; index++) number = number * 10 + (text[index] - '0');
+        return negative ? -number : number;
     }
 
     static byte[] text(long number) {
@@ -21,7 +21,7 @@ final class Rows {
         return (count + " " + total + " " + last).getBytes(StandardCharsets.US_ASCII);
     }
 
-    /** A key that is as good as drawn at random, from a number: SplitMix64's last steps. */
+    /** Returns a pseudo-random key for a number, by the last steps of SplitMix64. */
     static long key(long number, long keys) {
         long mixed = (number + 1) * 0x9E3779B97F4A7C15L;
         mixed = (mixed ^ (mixed >>> 30)) * 0xBF58476D1CE4E5B9L;
@@ -29,14 +29,14 @@ final class Rows {
         return Long.remainderUnsigned(mixed ^ (mixed >>> 31), keys);
     }
 
-    /** Bytes that nothing can compress, others with each change. */
-    static void noise(ByteBuffer into, long seed) {
+    /** Fills a buffer with incompressible bytes, which differ by the seed. */
+    static void noise(ByteBuffer buffer, long seed) {
         long word = seed * 0x9E3779B97F4A7C15L + 1;
-        while (into.remaining() >= 8) {
+        while (buffer.remaining() >= 8) {
             word ^= word << 13;
             word ^= word >>> 7;
             word ^= word << 17;
-            into.putLong(word);
+            buffer.putLong(word);
         }
     }
 

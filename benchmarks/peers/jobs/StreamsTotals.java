@@ -16,21 +16,24 @@ import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.state.KeyValueStore;
 
-/** Running count and sum per key in Kafka Streams: its own store with its changelog. set.NAME=VALUE sets a setting. */
+/**
+ * Computes a running count and sum per key with Kafka Streams, in its own store with a changelog.
+ * set.NAME=VALUE changes a setting of Kafka Streams.
+ */
 public final class StreamsTotals {
     private static final Serde<Long> NUMBER =
         Serdes.serdeFrom((topic, key) -> Rows.text(key), (topic, text) -> text == null ? null : Rows.number(text));
 
-    public static void main(String[] words) {
-        Options told = new Options(words);
+    public static void main(String[] arguments) {
+        Options options = new Options(arguments);
         Properties settings = new Properties();
-        settings.put("application.id", told.text("name"));
-        settings.put("bootstrap.servers", told.text("bootstrap"));
-        settings.put("state.dir", told.text("folder"));
-        settings.put("auto.offset.reset", told.text("from", "earliest"));
+        settings.put("application.id", options.text("name"));
+        settings.put("bootstrap.servers", options.text("bootstrap"));
+        settings.put("state.dir", options.text("folder"));
+        settings.put("auto.offset.reset", options.text("from", "earliest"));
         settings.put("replication.factor", "1");
-        settings.putAll(told.settings());
-        KafkaStreams streams = new KafkaStreams(totals(told).build(settings), settings);
+        settings.putAll(options.settings());
+        KafkaStreams streams = new KafkaStreams(totals(options).build(settings), settings);
         streams.setStateListener((now, before) -> System.out.println("state " + now));
         streams.setUncaughtExceptionHandler(error -> {
             error.printStackTrace();
@@ -39,35 +42,35 @@ public final class StreamsTotals {
         Runtime.getRuntime().addShutdownHook(new Thread(() -> streams.close(Duration.ofSeconds(5))));
         Meter.start();
         streams.start();
-        Thread teller = new Thread(() -> tell(streams), "copies");
-        teller.setDaemon(true);
-        teller.start();
+        Thread printer = new Thread(() -> printLags(streams), "copies");
+        printer.setDaemon(true);
+        printer.start();
     }
 
-    /** Says how many partitions' copies are here, and how many records they lack: copies COUNT LAG. */
-    private static void tell(KafkaStreams streams) {
+    /** Prints how many copies of partitions this process has, and how many records they lack: copies COUNT LAG. */
+    private static void printLags(KafkaStreams streams) {
         try {
             while (true) {
                 long count = 0, lag = 0;
                 for (Map<Integer, LagInfo> store : streams.allLocalStorePartitionLags().values()) {
                     count += store.size();
-                    for (LagInfo one : store.values()) lag += one.offsetLag();
+                    for (LagInfo partition : store.values()) lag += partition.offsetLag();
                 }
                 System.out.println("copies " + count + " " + lag);
                 Thread.sleep(1000);
             }
         } catch (Exception end) {
-            System.out.println("copies are not told any more: " + end);
+            System.out.println("copies are no longer printed: " + end);
         }
     }
 
-    private static StreamsBuilder totals(Options told) {
-        int payload = (int) told.number("payload", 0);
-        String out = told.text("out", "");
+    private static StreamsBuilder totals(Options options) {
+        int payload = (int) options.number("payload", 0);
+        String out = options.text("out", "");
         StreamsBuilder builder = new StreamsBuilder();
-        KStream<Long, byte[]> results = builder.stream(told.text("topic"), Consumed.with(NUMBER, NUMBER))
+        KStream<Long, byte[]> results = builder.stream(options.text("topic"), Consumed.with(NUMBER, NUMBER))
             .groupByKey(Grouped.with(NUMBER, NUMBER))
-            .aggregate(() -> new byte[0], (key, amount, before) -> added(before, key, amount, payload),
+            .aggregate(() -> new byte[0], (key, amount, before) -> add(before, key, amount, payload),
                 Materialized.<Long, byte[], KeyValueStore<Bytes, byte[]>>as("totals")
                     .withKeySerde(Serdes.Long()).withValueSerde(Serdes.ByteArray()))
             .toStream();
@@ -76,17 +79,17 @@ public final class StreamsTotals {
         return builder;
     }
 
-    private static byte[] added(byte[] before, long key, long amount, int payload) {
+    private static byte[] add(byte[] before, long key, long amount, int payload) {
         Meter.row();
-        ByteBuffer old = ByteBuffer.wrap(before), now = ByteBuffer.allocate(24 + payload);
+        ByteBuffer old = ByteBuffer.wrap(before), updated = ByteBuffer.allocate(24 + payload);
         long count = 1 + (before.length == 0 ? 0 : old.getLong(0));
-        now.putLong(count).putLong(amount + (before.length == 0 ? 0 : old.getLong(8))).putLong(amount);
-        Rows.noise(now, key * 31 + count);
-        return now.array();
+        updated.putLong(count).putLong(amount + (before.length == 0 ? 0 : old.getLong(8))).putLong(amount);
+        Rows.noise(updated, key * 31 + count);
+        return updated.array();
     }
 
     private static byte[] result(byte[] totals) {
-        ByteBuffer found = ByteBuffer.wrap(totals);
-        return Rows.result(found.getLong(0), found.getLong(8), found.getLong(16));
+        ByteBuffer buffer = ByteBuffer.wrap(totals);
+        return Rows.result(buffer.getLong(0), buffer.getLong(8), buffer.getLong(16));
     }
 }

@@ -56,8 +56,8 @@ def arrow_function(
         function: the function on rows; ``context`` is a ``Context`` with key-group, batch id, times and store.
         state: the state columns, without the key columns.
         output: all columns of the output.
-        due: the state or key column with the time at which a key expires: timestamps, or milliseconds as int64. Null is
-            never.
+        due: the state or key column with the time at which a key expires: timestamps, or milliseconds as int64. A key
+            whose value is null never expires.
         time_mode: the time that ``due`` is compared with: ``EventTime`` (the watermark) or ``ProcessingTime`` (the time
             of the batch).
         expired: the function on expired keys. Without it they are deleted without output.

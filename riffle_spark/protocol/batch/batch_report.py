@@ -86,7 +86,7 @@ class BatchReport:
         query_id: Spark's id of the query.
         decision: ``run``, or ``repeat`` for a batch that was already committed and is skipped.
         started_ms: when the batch started (milliseconds since the epoch).
-        epoch: the number of the driver's claim.
+        epoch: how many drivers have owned the state so far, including this one.
         seconds: seconds per phase: ``enter assign run deliver commit upkeep`` and ``total``.
         slot_seconds: seconds per step of the slots: ``touch fold read compute user seal put``.
         by_store: the figures per store. If an operator reads another's results, the totals count the rows of both.
@@ -106,7 +106,7 @@ class BatchReport:
         placed: whether slots were placed on named executors; ``misses`` counts slots that ran elsewhere.
         owners: owned key-groups per executor id; ``standbys`` and ``warmups`` count likewise.
         members: the executor id of each member.
-        lag_records: changed records that the standbys and warm-ups of each executor lack together; ``lag_trends`` is
+        lag_records: changed records that the standbys and warm-ups of each executor lack in total; ``lag_trends`` is
             the growth over the last ten batches.
         executor_seconds: ``slot_seconds`` per executor. ``executor_steps`` splits them into ``decode`` (``touch``),
             ``user_code`` (``user``), ``state`` (``fold read compute``) and ``commit`` (``seal put``).

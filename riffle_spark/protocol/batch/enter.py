@@ -103,8 +103,8 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
         return ConflictError(
             f"{root} has batch {tail.version} with other offsets than Spark's checkpoint. One of the two was restored "
             "from before a rollback.",
-            remedy=f"Take Spark's offsets to the state: {rollback_command(tail.version)}. Or restore the other of the "
-            "two.",
+            remedy=f"Take Spark's offsets back to the state: {rollback_command(tail.version)}. Or restore the other of "
+            "the two.",
             where=root,
             id="RIFFLE-0211",
         )
@@ -205,7 +205,8 @@ def _check_sealed_rows_have_sinks(tail: Record, operators: Sequence[Operator], r
         raise ConflictError(
             f"Batch {tail.version} is committed and repeated, but the output rows of store {', '.join(lost_stores)} "
             "have no sink. The store was renamed, or its sink was removed.",
-            remedy="Start the version of the query that ran this batch until Spark commits the batch, then this one.",
+            remedy="Start the version of the query that ran this batch, until Spark commits the batch. Then start this "
+            "version.",
             where=root,
             id="RIFFLE-0217",
         )

@@ -214,7 +214,7 @@ class Discovery:
 
 def _no_census_warning(executor: str, reason: str) -> str:
     # Cause: The executor did not answer the census in time, or cannot use its folder for local copies.
-    # Remedy: The error names it. Otherwise do nothing, because the executor is asked again.
+    # Remedy: Follow the remedy of the error. If it has none, do nothing, because the executor is asked again.
     return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"
 
 

@@ -77,7 +77,8 @@ class Quarantine:
     def update_marks(self, situation: Situation, settings: Settings) -> bool:
         """Compare members' disks and memory with their marks; return whether another assignment is due.
 
-        A member beyond a high mark gives up some copies. When they are removed it gives up more, until it is below.
+        Some copies leave a member that is above a high limit. When they are removed, more copies leave it, until it is
+        below.
         """
         members = situation.members
         last_marks = self._marks
@@ -182,7 +183,7 @@ def _exceeded_marks(used: float, limits: tuple[float, ...], last_mark: int) -> i
 def _choose_copies_to_remove(
     situation: Situation, resource: _Kind, member: MemberId, tasks: set[TaskId], count: int
 ) -> frozenset[TaskId]:
-    """Return up to ``count`` copies that a full member gives up next: standbys first, then the largest."""
+    """Return up to ``count`` copies that leave a full member next: standbys first, then the largest."""
     owners = situation.present.owners
 
     def size(t: TaskId) -> float:
@@ -196,7 +197,7 @@ def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
     executor = situation.members.live[member].executor
     return (
         f"[RIFFLE-0763] The disk of member {member} (executor {executor.id} on {executor.host}) is {used:.0%} full, "
-        f"above the limit of {limit:.0%}. It gives up copies and gets no new ones.\n"
+        f"above the limit of {limit:.0%}. Copies move away from it, and it gets no new ones.\n"
         "  What to do: Free space, or set `local_dir` to a larger disk."
     )
 
@@ -208,6 +209,6 @@ def _memory_warning(situation: Situation, member: MemberId) -> str:
     executor = situation.members.live[member].executor
     return (
         f"[RIFFLE-0764] The Python workers of member {member} (executor {executor.id} on {executor.host}) use "
-        f"{used_mb} MB, and {free_mb} MB are free. It gives up key-groups and gets no new ones.\n"
+        f"{used_mb} MB, and {free_mb} MB are free. Key-groups move away from it, and it gets no new ones.\n"
         "  What to do: Raise spark.executor.memoryOverhead, or limit the rows of a batch."
     )

@@ -67,13 +67,13 @@ class MemberState:
         owned: how many key-groups it owns.
         standbys: how many standbys it keeps.
         warmups: how many copies it warms up.
-        load: its measured work in microseconds of a core per batch, as a fading mean.
-        lag_records: how many changed records its standbys and warm-ups lack together.
-        lag_bytes: how many bytes they lack together.
+        load: its measured work in microseconds of a core per batch, as a moving average.
+        lag_records: how many changed records its standbys and warm-ups lack in total.
+        lag_bytes: how many bytes they lack in total.
         lag_trend: the growth of ``lag_records`` over the last ten batches; negative if it shrinks.
         disk_used_share: the share of its disk in use, 0 to 1; ``None`` if not measured.
         memory_bytes: the memory of its Python workers; ``None`` if not measured.
-        memory_used_share: the share of ``memory_bytes`` in this and the free memory; ``None`` if not measured.
+        memory_used_share: ``memory_bytes`` as a share of itself plus the free memory; ``None`` if not measured.
 
     >>> MemberState("m1", executor="1", host="host-a", cores=4, owned=32).state
     'live'

@@ -14,7 +14,7 @@ co-location group ``group``."""
 
 
 class RebalanceListener:
-    """Receives the key-groups that change their owner, before the batch in which they do.
+    """Receives the moves of key-groups, before the batch in which they take effect.
 
     Override the methods you need. The driver calls ``on_lost``, ``on_revoked`` and ``on_assigned`` in this order, each
     with its moves: dictionaries with ``key_group``, ``role``, ``from``, ``to``, ``from_executor``, ``to_executor``,

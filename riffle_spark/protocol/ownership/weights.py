@@ -4,8 +4,8 @@ Theory of operation.
 
 1. The work of a task is estimated in microseconds of a core per batch: for the rows and bytes that it reads and writes,
    for its share of snapshots, and for the time in the user's code.
-2. The work for rows, bytes and snapshots is a fading mean over batches. The time in the user's code is the median over
-   the last batches. It counts only beyond a threshold, because short times are noise.
+2. The work for rows, bytes and snapshots is a moving average over batches. The time in the user's code is the median
+   over the last batches. It counts only beyond a threshold, because short times are noise.
 3. Assignments use the weights ``in_use``. The measured weights replace them only if work was outside its band for some
    batches. So noise moves no key-group.
 4. Rows are counted by task and, if slots count them, by partition. The traffic of each task by rack is computed from
@@ -39,7 +39,7 @@ _TIMED_US = 50_000.0
 """Time in the user's code counts beyond this much per slot and batch."""
 _TIMED_BATCHES = 5
 _FADING = 0.8
-"""The weight of earlier batches in a fading mean."""
+"""The weight of earlier batches in a moving average."""
 _LEAST = 1e-3
 """Fading means up to this value are dropped."""
 _PARTS = 1000
@@ -284,7 +284,7 @@ class _Amounts:
 
 
 class _Means:
-    """The fading mean of an amount of each task, as a column per group whose rows are the key-groups."""
+    """The moving average of an amount of each task, as a column per group whose rows are the key-groups."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
@@ -312,7 +312,7 @@ class _Means:
 
 
 def _fade(mean: _Column, batch: _Column) -> _Column:
-    """Return the fading mean after a batch, with values near zero as zero. ``mean`` is the mean before the batch."""
+    """Return the moving average after a batch, with values near zero as zero. ``mean`` is that before the batch."""
     faded_mean = np.zeros(max(len(mean), len(batch)))
     faded_mean[: len(mean)] = _FADING * mean
     faded_mean[: len(batch)] += (1 - _FADING) * batch

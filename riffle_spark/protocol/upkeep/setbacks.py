@@ -233,6 +233,7 @@ def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
     suffix = f" and {hidden} more" if hidden > 0 else ""
     # Cause: Every retry of this work failed. The errors are in earlier warnings of the same executor.
     return (
-        f"[RIFFLE-0816] Upkeep on executor {executor} failed {_TRIES} times and gives up: {'; '.join(names)}{suffix}.\n"
+        f"[RIFFLE-0816] Upkeep on executor {executor} failed {_TRIES} times in a row and is not retried: "
+        f"{'; '.join(names)}{suffix}.\n"
         "  What to do: Fix the cause in its warnings, then call `job.request_rebalance()` to try again."
     )

@@ -167,7 +167,7 @@ class Upkeep:
     def _warn_of_failure(self, error: object) -> None:
         """Add the warning that upkeep failed with ``error`` and will be retried."""
         # Cause: The error names the cause. Batches are not affected.
-        # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
+        # Remedy: Follow the remedy of the error. If it has none, do nothing, because upkeep is retried.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
         self._sums["failures"] += 1
 
@@ -413,7 +413,7 @@ class Upkeep:
             failures=len(receipt.errors),
         )
         # Cause: The error names the cause. Batches are not affected.
-        # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
+        # Remedy: Follow the remedy of the error. If it has none, do nothing, because upkeep is retried.
         self._warnings.update(
             f"[RIFFLE-0818] Upkeep on executor {receipt.executor} failed and will be retried: {error}"
             for error in receipt.errors

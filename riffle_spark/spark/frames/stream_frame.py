@@ -260,8 +260,8 @@ def on(
       from the frame has its own root below it, named by ``queryName`` or else by its checkpoint. It overrides the root
       in ``settings``.
     - ``settings``: all other settings.
-    - ``late_rows``: the destination of rows that the query drops as too late: a folder for Parquet, or a function as
-      of ``foreachBatch``.
+    - ``late_rows``: the destination of rows that the query drops as too late: a folder for Parquet, or a function like
+      that of ``foreachBatch``.
     - ``dead_letters``: the destination of rows for which a function (``applyInPandasWithState``,
       ``transformWithState``, ``transformWithStateInPandas``) raises an error. Without it the query fails.
     - ``initial_state``: a static frame by store, from which an aggregate, a de-duplication or session windows start.

@@ -73,7 +73,7 @@ def operators_in(spark: SparkSession, checkpoint: str) -> dict[int, str]:
         )
         if "://" in checkpoint and not checkpoint.startswith("file:"):
             remedy = (
-                "For S3, name it s3a://, and run the command in a Spark session of its own, which has the connector. "
+                "For S3, name it s3a://, and run the command in a new Spark session, which has the connector. "
                 "For another file system, set its connector: PYSPARK_SUBMIT_ARGS='--packages CONNECTOR pyspark-shell'."
             )
         # Cause: Spark has no connector for the object store, or does not know the format of the checkpoint.

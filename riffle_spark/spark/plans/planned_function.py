@@ -270,7 +270,8 @@ def user_aggregate(function: UserAggregate) -> Callable[..., SparkColumn]:
     methods ``init``, ``update``, ``merge`` and ``finish``, as ``UserAggregate`` describes.
 
     In a wrapped query slots keep the aggregate's state from batch to batch. In any other query it is a pandas function
-    that gets all rows of a group at once. Raises ``ConfigError`` for an object that lacks one.
+    that gets all rows of a group at once. Raises ``ConfigError`` for an object that lacks one of
+    these members.
 
     >>> geometric_mean = riffle_spark.user_aggregate(GeometricMean())  # doctest: +SKIP
     >>> events.groupBy("sensor").agg(geometric_mean("reading"))  # doctest: +SKIP

@@ -38,7 +38,7 @@ def check_not_replacing(function: str) -> None:
     """Raise ``ConfigError`` while streams are replaced. ``function`` is the public function that was called."""
     if _replace.get() is not None:
         raise ConfigError(
-            f"The query calls riffle_spark.{function}, which Spark's own operators have not.",
+            f"The query calls riffle_spark.{function}, which Spark's own operators do not support.",
             remedy="Compare a query that Spark alone can run, too.",
             where=function,
             id="RIFFLE-1680",

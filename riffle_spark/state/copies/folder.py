@@ -194,7 +194,7 @@ class Folder:
         if not is_dropped:
             raise LocalDiskError(
                 "Another process on this host has held the lock of the local copies for some seconds.",
-                remedy="End the Python worker that hangs. Batches go on without the lock, but restore copies again.",
+                remedy="End the Python worker that hangs. Batches continue without the lock, but restore copies again.",
                 where=f"{self.path}, {store}",
                 id="RIFFLE-1730",
             )
@@ -263,7 +263,7 @@ class Folder:
         A lagging stack can also get them from the store. Files as new as the newest stack (as the newest delta, if
         there is no stack) stay, because a task may be about to put them on a stack. While a task holds
         ``protect_deltas``, nothing is deleted. Files are ordered by epoch, then version, because batches that a
-        rollback gave up may have left stacks with higher versions.
+        rollback discarded may have left stacks with higher versions.
         """
         deltas = self._list_deltas()
         if not deltas or not self._can_remove_deltas():

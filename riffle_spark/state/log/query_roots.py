@@ -78,7 +78,7 @@ def only_root(root: str, options: StoreOptions = _DEFAULTS) -> str:
         return root_of(root, names[0])
     # Cause: riffle_spark.on was given this root for several queries, and each has its own root below it.
     raise ConfigError(
-        f"{root} holds the state of {len(names)} queries, each in a root of its own.",
+        f"{root} holds the state of {len(names)} queries, each in its own root.",
         remedy=f"Name the root of one of them: {', '.join(root_of(root, name) for name in names)}.",
         where=root,
         id="RIFFLE-1121",

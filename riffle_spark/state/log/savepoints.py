@@ -58,7 +58,7 @@ def check_addition(savepoints: Collection[RecordedSavepoint], name: str) -> None
     if len(savepoints) >= SAVEPOINTS_MAX:
         raise ConfigError(
             f"The query already has {SAVEPOINTS_MAX} savepoints.",
-            remedy="Delete one first (riffle savepoint delete), or copy one to a root of its own (riffle fork).",
+            remedy="Delete one first (riffle savepoint delete), or copy one to another root (riffle fork).",
             where=name,
             id="RIFFLE-1573",
         )

@@ -241,7 +241,7 @@ class RemoteStore(ABC, Generic[_Client, _Request, _Answer]):
             _logger.warning(
                 "[RIFFLE-0444] A call to the object store is repeated until %g s after its start or last progress "
                 "(s3_patience), then it fails: %s [%s]\n"
-                "  What to do: Nothing if the store recovers by then. For longer outages raise s3_patience.",
+                "  What to do: Do nothing if the store recovers by then. For longer outages raise s3_patience.",
                 seconds,
                 escape_unprintable(error.problem),
                 escape_unprintable(error.where),

@@ -12,7 +12,7 @@ Theory of operation. A copy advances only from a head on the chain of its entry.
 | off it, or there is no intact copy                          | is not empty | restore: snapshot, then all links   |
 
 A copy that is off the chain and not beyond is older than the snapshot or than a delta with the whole state, of an
-attempt that was never listed, or of batches that a rollback gave up. A copy on the chain of the whole entry is never
+attempt that was never listed, or of batches that a rollback discarded. A copy on the chain of the whole entry is never
 beyond, because epochs and versions only grow along a chain. So a cut entry never changes a decision. The whole entry is
 read only if it is needed. A cache's entry is always cut and has nothing before it: its copy off the chain is dropped.
 
@@ -50,7 +50,7 @@ def plan_by_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool =
     """Return the plan for the copy at ``head`` (``None``: no intact copy) by this entry alone, for a driver of
     ``epoch``.
 
-    ``newest``: nothing was committed after the entry, so a copy beyond it is of batches that a rollback gave up.
+    ``newest``: nothing was committed after the entry, so a copy beyond it is of batches that a rollback discarded.
     """
     links = None if head is None else entry.links_after(head)
     if head is not None and links is not None:

@@ -18,7 +18,7 @@ __all__ = ["LOADS", "Columns", "Load", "Variables"]
 STATE = pa.schema([("n", pa.int64()), ("total", pa.int64()), ("note", pa.string())])
 OUTPUT = pa.schema([("k", pa.string()), *STATE])
 KEYS, DRAWN = 800, 60
-Given = dict[str, Any]
+RowValues = dict[str, Any]
 
 
 class Load(Protocol):
@@ -26,7 +26,7 @@ class Load(Protocol):
 
     operator: Operator
 
-    def feed(self, rows: list[Given], now_ms: int) -> list[Given]:
+    def feed(self, rows: list[RowValues], now_ms: int) -> list[RowValues]:
         """Add a batch to the model and return the output rows that the sink must receive."""
         ...
 
@@ -39,13 +39,13 @@ class Load(Protocol):
         ...
 
 
-def drawn(chance: random.Random, at: int) -> list[Given]:
+def drawn(chance: random.Random, batch: int) -> list[RowValues]:
     """Draw a batch.
 
     The first batch has every key, others some keys, a few of them repeated. One row in eight deletes.
     """
-    keys = chance.choices(range(KEYS), k=DRAWN) if at else range(KEYS)
-    return [{"k": f"key-{key}", "v": chance.choice([-1, *range(1, 8)]), "at": at} for key in keys]
+    keys = chance.choices(range(KEYS), k=DRAWN) if batch else range(KEYS)
+    return [{"k": f"key-{key}", "v": chance.choice([-1, *range(1, 8)]), "at": batch} for key in keys]
 
 
 def noted(key: str, n: int, total: int) -> str:
@@ -55,12 +55,12 @@ def noted(key: str, n: int, total: int) -> str:
 
 def _summed(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
     totals = {row["k"]: (row["n"], row["total"]) for row in state.to_pylist()}
-    kept, gone = _added(totals, rows.to_pylist())
-    new = pa.Table.from_pylist(kept, schema=OUTPUT)
-    return new, new, pa.table([pa.array(gone, pa.string())], names=["k"])
+    written_rows, deleted_keys = _added(totals, rows.to_pylist())
+    new = pa.Table.from_pylist(written_rows, schema=OUTPUT)
+    return new, new, pa.table([pa.array(deleted_keys, pa.string())], names=["k"])
 
 
-def _added(totals: dict[str, tuple[int, int]], rows: list[Given]) -> tuple[list[Given], list[str]]:
+def _added(totals: dict[str, tuple[int, int]], rows: list[RowValues]) -> tuple[list[RowValues], list[str]]:
     """Add rows to the state ``held``.
 
     Return the rows of changed keys that still exist, and the keys that were deleted.
@@ -71,8 +71,10 @@ def _added(totals: dict[str, tuple[int, int]], rows: list[Given]) -> tuple[list[
         if row["v"] < 0:
             del totals[row["k"]]
     touched = {row["k"] for row in rows}
-    kept = [{"k": key, "n": totals[key][0], "total": totals[key][1]} for key in touched if key in totals]
-    return [{**row, "note": noted(row["k"], row["n"], row["total"])} for row in kept], sorted(touched - totals.keys())
+    written_rows = [{"k": key, "n": totals[key][0], "total": totals[key][1]} for key in touched if key in totals]
+    return [{**row, "note": noted(row["k"], row["n"], row["total"])} for row in written_rows], sorted(
+        touched - totals.keys()
+    )
 
 
 class Columns:
@@ -83,7 +85,7 @@ class Columns:
         self.operator = operator_of("trials", ["k"], computed, (), ROWS)
         self._held: dict[str, tuple[int, int]] = {}
 
-    def feed(self, rows: list[Given], now_ms: int) -> list[Given]:  # noqa: ARG002 - nothing waits
+    def feed(self, rows: list[RowValues], now_ms: int) -> list[RowValues]:  # noqa: ARG002 - nothing waits
         """See ``Load``."""
         return _added(self._held, rows)[0]
 
@@ -103,7 +105,7 @@ class Variables:
         self.operator = operator_of("trials", ["k"], Alarms(), (), ROWS)
         self._oracle = AlarmsOracle()
 
-    def feed(self, rows: list[Given], now_ms: int) -> list[Given]:
+    def feed(self, rows: list[RowValues], now_ms: int) -> list[RowValues]:
         """See ``Load``."""
         return self._oracle.feed([(row["k"], row["v"], now_ms) for row in rows], now_ms, [now_ms])
 

@@ -46,7 +46,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 Seeds = Mapping[str, Sequence[bytes]]
-Feed = Callable[["Judge", Seeds], None]
+Feed = Callable[["InputRunner", Seeds], None]
 """A function that gives a judge its inputs. It runs in the child process."""
 
 
@@ -64,7 +64,7 @@ class Outcome:
 
 
 @dataclass
-class Judge:
+class InputRunner:
     """Feeds inputs to a decoder, writes the number of the current input to the board, and reports findings."""
 
     decoder: Decoder
@@ -108,13 +108,13 @@ class Judge:
         os._exit(0)
 
 
-def unguided(judge: Judge, seeds: Seeds) -> None:
+def unguided(judge: InputRunner, seeds: Seeds) -> None:
     """Feed the real encodings first, and then mutations of them. The number of an input determines its bytes."""
-    own = seeds[judge.decoder.name]
+    own_seeds = seeds[judge.decoder.name]
     other_seeds = others_in(seeds)
     for number in judge.numbers:
         chance = random.Random(f"{judge.seed}/{judge.decoder.name}/{number}")
-        judge(own[number] if number < len(own) else mutated(chance, own, other_seeds))
+        judge(own_seeds[number] if number < len(own_seeds) else mutated(chance, own_seeds, other_seeds))
 
 
 def others_in(seeds: Seeds) -> list[bytes]:
@@ -227,13 +227,13 @@ def fuzzed(decoder: Decoder, seeds: Seeds, count: int, seed: int, feed: Feed = u
     with mmap.mmap(-1, _HEADER.size + _INPUT_MOST) as board:
         while first < count and len(outcome.findings) < _FINDINGS_MOST:
             with tempfile.TemporaryFile("w+") as report:
-                judge = Judge(decoder, range(first, count), seed, board, report)
+                judge = InputRunner(decoder, range(first, count), seed, board, report)
                 first = _child_ran(judge, seeds, feed, outcome)
     outcome.inputs = first
     return outcome
 
 
-def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
+def _child_ran(judge: InputRunner, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
     """Run a child until it ends or hangs. Return the number of the next input."""
     board = judge.board
     _HEADER.pack_into(board, 0, judge.numbers.start, 0)
@@ -282,15 +282,15 @@ def _watched(child: int, board: mmap.mmap) -> str:
     began = 0.0
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         number = _HEADER.unpack_from(board, 0)[0]
-        used = _processor_seconds(child)
+        used_seconds = _processor_seconds(child)
         clock = time.monotonic()
         if number != current:
             current = number
-            since = used
+            since = used_seconds
             began = clock
-        hung = f"hung for {HANG_SECONDS:g} s" if used - since > HANG_SECONDS else ""
+        hung = f"hung for {HANG_SECONDS:g} s" if used_seconds - since > HANG_SECONDS else ""
         if not hung and clock - began > BLOCKED_SECONDS:
-            hung = f"blocked for {BLOCKED_SECONDS:g} s, {used - since:.1f} s of them at work"
+            hung = f"blocked for {BLOCKED_SECONDS:g} s, {used_seconds - since:.1f} s of them at work"
         if hung:
             os.kill(child, signal.SIGKILL)
             return hung
@@ -306,13 +306,13 @@ def _processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
+def _work(judge: InputRunner, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
     """Feed the inputs as the child process, with limited memory. It never returns."""
     try:
         pa.set_memory_pool(pa.system_memory_pool())
         pa.set_cpu_count(1)
-        own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY_BYTES, own + MEMORY_BYTES))
+        own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MEMORY_BYTES, own_bytes + MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(errors.fileno(), 2)

@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["riffle_spark"]), contextlib.redirect_s
     from tests.kit.fuzz.mutations import varied
 
 if TYPE_CHECKING:
-    from tests.kit.fuzz.__main__ import Feed, Judge, Seeds
+    from tests.kit.fuzz.__main__ import Feed, InputRunner, Seeds
 
 _SMALLEST_LIMIT = 4096
 _OWN_SIGNALS = ("abrt", "bus", "fpe", "ill", "int", "segv", "term", "usr1", "usr2", "xfsz")
@@ -48,13 +48,13 @@ def led(folder: Path) -> Feed:
     It stores inputs with new coverage in ``folder``, and the next child starts with these.
     """
 
-    def feed(judge: Judge, seeds: Seeds) -> None:
-        own = seeds[judge.decoder.name]
+    def feed(judge: InputRunner, seeds: Seeds) -> None:
+        own_seeds = seeds[judge.decoder.name]
         inputs_folder = folder / judge.decoder.name.replace(" ", "-")
         inputs_folder.mkdir(exist_ok=True)
-        for number, data in enumerate(own):
+        for number, data in enumerate(own_seeds):
             (inputs_folder / f"real-{number}").write_bytes(data)
-        longest = max(_SMALLEST_LIMIT, 2 * max(map(len, own)))
+        longest = max(_SMALLEST_LIMIT, 2 * max(map(len, own_seeds)))
         chance = zlib.crc32(f"{judge.seed}/{judge.decoder.name}/{judge.numbers.start}".encode()) or 1
         limits = [f"-seed={chance}", f"-max_len={longest}", f"-artifact_prefix={folder}/"]
         arguments = ["fuzz", "-runs=-1", *limits, *_LEFT_TO_THE_WATCHER, str(inputs_folder)]
@@ -64,18 +64,18 @@ def led(folder: Path) -> Feed:
     return feed
 
 
-def _mutator(judge: Judge, seeds: Seeds) -> Callable[[bytes, int, int], bytes]:
-    own = seeds[judge.decoder.name]
+def _mutator(judge: InputRunner, seeds: Seeds) -> Callable[[bytes, int, int], bytes]:
+    own_seeds = seeds[judge.decoder.name]
     other_seeds = others_in(seeds)
     sealed = judge.decoder.sealed
 
-    def made(data: bytes, size_max: int, number: int) -> bytes:
+    def mutate(data: bytes, size_max: int, number: int) -> bytes:
         chance = random.Random(number)
         return varied(
-            chance, data, (own, other_seeds), lambda chunk: atheris.Mutate(chunk[:size_max], size_max), sealed
+            chance, data, (own_seeds, other_seeds), lambda chunk: atheris.Mutate(chunk[:size_max], size_max), sealed
         )[:size_max]
 
-    return made
+    return mutate
 
 
 if __name__ == "__main__":

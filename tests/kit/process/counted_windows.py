@@ -64,6 +64,6 @@ def rows_of(*times: tuple[int, str], length: int = 10) -> pa.Table:
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, KEY, strict=True)], schema=KEY)
 
 
-def told(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, str, int]]:
+def window_counts(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, str, int]]:
     """Return output rows as (end in seconds, key, count), sorted."""
     return sorted((int(row["end"].timestamp()), row["k"], row["n"]) for row in rows)

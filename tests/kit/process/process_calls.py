@@ -20,7 +20,7 @@ def rows_of(values: list[Any], type: pa.DataType, keys: list[Any] | None = None)
     return pa.table({"k": pa.array(keys or ["a"] * len(values)), "v": pa.array(values, type)})
 
 
-class Keyed:
+class KeyedComputation:
     """A computation and the state of its keys."""
 
     def __init__(self, compute: BlockComputation, rows: pa.Schema, key: Iterable[str] = ("k",)) -> None:

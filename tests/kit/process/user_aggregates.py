@@ -65,10 +65,10 @@ class Latest:
         return self._appended(state, others["values"].to_pylist(), groups)
 
     def _appended(self, state: pa.Table, lists: list[list[int | None]], groups: Any) -> pa.Table:
-        found = state["values"].to_pylist()
+        values_of_groups = state["values"].to_pylist()
         for group, values in zip(groups, lists, strict=True):
-            found[group] = [*found[group], *values][-self.most :]
-        return pa.table({"values": pa.array(found, pa.list_(pa.int64()))})
+            values_of_groups[group] = [*values_of_groups[group], *values][-self.most :]
+        return pa.table({"values": pa.array(values_of_groups, pa.list_(pa.int64()))})
 
     def finish(self, state: pa.Table) -> pa.ChunkedArray:
         """Return the lists of values."""

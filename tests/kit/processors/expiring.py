@@ -78,17 +78,17 @@ class ExpiringMap(Logic):
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
         """Write, remove, clear or only read entries, and yield the map after each row."""
         for row in rows:
-            at = (row.token,)
-            contained = self._tokens.containsKey(at)
+            map_key = (row.token,)
+            contained = self._tokens.containsKey(map_key)
             if row.what == "write":
-                self._tokens.updateValue(at, ((self._tokens.getValue(at) or (0,))[0] + 1,))
+                self._tokens.updateValue(map_key, ((self._tokens.getValue(map_key) or (0,))[0] + 1,))
             elif row.what == "renew":
-                self._tokens.removeKey(at)
+                self._tokens.removeKey(map_key)
             elif row.what == "clear":
                 self._tokens.clear()
-            held = " ".join(sorted(f"{token}={writes}" for (token,), (writes,) in self._tokens.iterator()))
+            entries = " ".join(sorted(f"{token}={writes}" for (token,), (writes,) in self._tokens.iterator()))
             exists = self._tokens.exists()
-            yield {"key": key[0], "what": row.what, "contained": contained, "exists": exists, "tokens": held}
+            yield {"key": key[0], "what": row.what, "contained": contained, "exists": exists, "tokens": entries}
 
 
 def _case(name: str, logic: Callable[[], Logic], output: str, variables: dict[str, str], kinds: int) -> Case:

@@ -26,10 +26,10 @@ class LastThree(Logic):
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
         """Replace the list, and yield its length before and its amounts, oldest first."""
-        known = [int(amount) for (amount,) in self._last.get()]
-        kept = [*known, *(row.amount for row in rows)][-KEPT:]
+        stored = [int(amount) for (amount,) in self._last.get()]
+        kept = [*stored, *(row.amount for row in rows)][-KEPT:]
         self._last.put([(amount,) for amount in kept])
-        yield {"key": key[0], "before": len(known), "last": ",".join(map(str, kept))}
+        yield {"key": key[0], "before": len(stored), "last": ",".join(map(str, kept))}
 
 
 class Journal(Logic):

@@ -39,8 +39,8 @@ def recorded(case: Case) -> dict[str, Any]:
     It has the result of ``run_native``, the versions of Spark by form (``spark``), and the digest of the case
     (``input``).
     """
-    found: dict[str, Any] = json.loads(_path(case).read_text())
-    return found
+    outcome: dict[str, Any] = json.loads(_path(case).read_text())
+    return outcome
 
 
 def digest(case: Case) -> str:
@@ -111,7 +111,7 @@ def _record(spark: SparkSession, name: str, form: str, folder: Path) -> bool:
     """Write the recording of one case and return whether this succeeded. Print the reason of a failure."""
     case = CASES[name]
     try:
-        found = run_native(spark, case, form, folder / name)
+        outcome = run_native(spark, case, form, folder / name)
     except Exception as error:  # noqa: BLE001 - the other cases are recorded all the same
         print(f"{name}: {str(error)[-3000:]}", file=sys.stderr)
         return False
@@ -119,11 +119,11 @@ def _record(spark: SparkSession, name: str, form: str, folder: Path) -> bool:
     if _path(case).exists() and recorded(case)["input"] == digest(case):
         before = recorded(case)
         versions = {other: version for other, version in before["spark"].items() if other != form}
-        if versions and found != {at: before[at] for at in before if at not in ABOUT}:
+        if versions and outcome != {at: before[at] for at in before if at not in ABOUT}:
             print(f"{name}.{form}: differs from what {versions} gave", file=sys.stderr)
             return False
     about = {"spark": {**versions, form: pyspark.__version__}, "input": digest(case)}
-    _path(case).write_text(_text({**about, **found}))
+    _path(case).write_text(_text({**about, **outcome}))
     print(f"{name}.{form}", file=sys.stderr)
     return True
 

@@ -31,8 +31,8 @@ class Visits(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Yield the totals."""
-        every = list(rows)
-        visits, total = self.add(len(every), sum(row.amount for row in every))
+        row_list = list(rows)
+        visits, total = self.add(len(row_list), sum(row.amount for row in row_list))
         yield Row(user=key[0], visits=visits, total=total)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:

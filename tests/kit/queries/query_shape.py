@@ -133,18 +133,18 @@ def table_of(text: str, schema: pa.Schema = EVENTS) -> pa.Table:
 
 
 def _columns(rows: list[tuple[object, ...]], schema: pa.Schema) -> list[tuple[list[object], pa.Field]]:
-    return [([row[at] for row in rows], each) for at, each in enumerate(schema)]
+    return [([row[index] for row in rows], field) for index, field in enumerate(schema)]
 
 
 def _row(word: str) -> tuple[object, ...]:
-    found = _WORD.fullmatch(word)
-    assert found, word
-    at = None if found[1] == "?" else START + timedelta(seconds=float(found[1]))
-    n = None if found[3] == "?" else int(found[3] or 1)
-    known = n is not None and abs(n) < 1_000_000
+    match = _WORD.fullmatch(word)
+    assert match, word
+    at = None if match[1] == "?" else START + timedelta(seconds=float(match[1]))
+    n = None if match[3] == "?" else int(match[3] or 1)
+    is_small = n is not None and abs(n) < 1_000_000
     return (
-        at, None if found[2] == "_" else found[2], n, None if n is None else n / 3,
-        Decimal(n * 125).scaleb(-2) if known and n is not None else None,
+        at, None if match[2] == "_" else match[2], n, None if n is None else n / 3,
+        Decimal(n * 125).scaleb(-2) if is_small and n is not None else None,
     )  # fmt: skip
 
 
@@ -158,8 +158,8 @@ def beside(*texts: tuple[str | None, str | None]) -> tuple[Batch, ...]:
     return tuple(
         {
             name: table_of(text, schema)
-            for name, text, schema in (("events", one, EVENTS), ("others", other, OTHERS))
+            for name, text, schema in (("events", events_text, EVENTS), ("others", others_text, OTHERS))
             if text is not None
         }
-        for one, other in texts
+        for events_text, others_text in texts
     )

@@ -103,7 +103,7 @@ def _record(spark: SparkSession, shape: Shape, folder: Path) -> bool:
     Print the reason of a failure.
     """
     try:
-        found = play(spark, shape, folder / shape.name)
+        outcome = play(spark, shape, folder / shape.name)
     except Exception as error:  # noqa: BLE001 - the other shapes are recorded all the same
         print(f"{shape.name}: {str(error)[-1500:]}", file=sys.stderr)
         return False
@@ -111,14 +111,14 @@ def _record(spark: SparkSession, shape: Shape, folder: Path) -> bool:
     if _path(shape).exists() and digest_of(shape) == shape.digest:
         versions = set(_read(shape)["spark"]) - {pyspark.__version__}
     if versions:
-        differs = difference(found, recorded(shape))
+        differs = difference(outcome, recorded(shape))
         if differs:
             print(f"{shape.name}: {differs}, as {', '.join(sorted(versions))} gave", file=sys.stderr)
             return False
-        found = recorded(shape)
+        outcome = recorded(shape)
     about = {"spark": sorted({*versions, pyspark.__version__}), "input": shape.digest}
-    _path(shape).write_text(_text({**about, **asdict(found)}))
-    print(f"{shape.name}: {sum(map(len, found.steps))} rows", file=sys.stderr)
+    _path(shape).write_text(_text({**about, **asdict(outcome)}))
+    print(f"{shape.name}: {sum(map(len, outcome.steps))} rows", file=sys.stderr)
     return True
 
 

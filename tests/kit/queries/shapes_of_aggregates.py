@@ -22,8 +22,8 @@ DOUBLES: tuple[Batch, ...] = tuple(
     for values in (_ODD, _ODD[::-1], (0.0, float("nan"), -0.0, 2.5, None, float("-inf")))
 )
 TYPES: tuple[Batch, ...] = tuple(
-    {"events": pa.Table.from_pylist([{"b": n % 2 == 0, "day": n % 3, "raw": bytes([n % 2]), "n": n} for n in some])}
-    for some in (range(5), range(3, 8))
+    {"events": pa.Table.from_pylist([{"b": n % 2 == 0, "day": n % 3, "raw": bytes([n % 2]), "n": n} for n in numbers])}
+    for numbers in (range(5), range(3, 8))
 )
 
 

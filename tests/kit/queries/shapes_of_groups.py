@@ -14,16 +14,16 @@ from tests.kit.queries.query_shape import Batch, Frames, Shape, events
 
 __all__ = ["SHAPES"]
 
-Given = Iterable[pd.DataFrame]
+InputFrames = Iterable[pd.DataFrame]
 Answer = Iterator[pd.DataFrame]
-Function = Callable[[Any, Given, Any], Answer]
+Function = Callable[[Any, InputFrames, Any], Answer]
 
 VISITS = events("0a1 1a2 2b3", "5a4 30c1", "31b2 31b2 60c5", "", "33b7 100a1 61c1", "200z1")
 NO_TIME = events("0a1 1a2 2b3 3_1", "4a5 5c1 6_2", "", "7b2 8b2 9a1")
 TOTALS = "k string, c long, s long"
 
 
-def counted(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+def counted(key: tuple[Any, ...], frames: InputFrames, state: Any) -> Answer:
     """Count the rows of a key and sum their numbers."""
     count, total = state.get if state.exists else (0, 0)
     for frame in frames:
@@ -32,7 +32,7 @@ def counted(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
     yield pd.DataFrame({"k": [key[0]], "c": [count], "s": [total]})
 
 
-def told_when_large(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+def told_when_large(key: tuple[Any, ...], frames: InputFrames, state: Any) -> Answer:
     """Sum the numbers of a key. Return the sum and delete it as soon as it is greater than 4."""
     total = (state.get[0] if state.exists else 0) + sum(int(frame["n"].sum()) for frame in frames)
     if total > 4:
@@ -42,7 +42,7 @@ def told_when_large(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
         state.update((total,))
 
 
-def each_row(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+def each_row(key: tuple[Any, ...], frames: InputFrames, state: Any) -> Answer:
     """Number the rows of a key, and return each row in a separate frame."""
     number = state.get[0] if state.exists else 0
     for frame in frames:
@@ -52,7 +52,7 @@ def each_row(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
     state.update((number,))
 
 
-def until_quiet(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+def until_quiet(key: tuple[Any, ...], frames: InputFrames, state: Any) -> Answer:
     """Return the count and the sum of a key ten seconds after its last row."""
     if state.hasTimedOut:
         count, total, _ = state.get
@@ -67,7 +67,7 @@ def until_quiet(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
     state.setTimeoutTimestamp(max(newest + 10_000, state.getCurrentWatermarkMs() + 1))
 
 
-def mixed_state(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+def mixed_state(key: tuple[Any, ...], frames: InputFrames, state: Any) -> Answer:
     """Keep values of several types, some of them null."""
     last, mean, seen = state.get if state.exists else (None, None, False)
     for frame in frames:
@@ -77,14 +77,14 @@ def mixed_state(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
 
 
 def _groups(
-    name: str, function: Function, *, key: Sequence[str] = ("k",), kept: str = "c long, s long",
+    name: str, function: Function, *, key: Sequence[str] = ("k",), state_schema: str = "c long, s long",
     time_out: str = "NoTimeout", batches: Sequence[Batch] = VISITS, mode: str = "update", **shape_fields: Any,
 ) -> Shape:  # fmt: skip
     out = shape_fields.pop("out", TOTALS)
 
     def build(streams: Frames) -> DataFrame:
         rows = streams.timed() if time_out == "EventTimeTimeout" else streams.events
-        return rows.groupBy(*key).applyInPandasWithState(function, out, kept, mode, time_out)
+        return rows.groupBy(*key).applyInPandasWithState(function, out, state_schema, mode, time_out)
 
     return Shape(f"groups_{name}", "groups", build, batches, mode, **shape_fields)
 
@@ -166,10 +166,10 @@ class Forgetful(Counted):
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:
         """Add the rows to the count. If there are three or more, yield the count and delete it."""
-        for found in super().rows(key, rows, timers):
-            if found["c"] >= 3:
+        for output_row in super().rows(key, rows, timers):
+            if output_row["c"] >= 3:
                 self._count.clear()
-                yield found
+                yield output_row
 
 
 class Started(Counted):
@@ -209,8 +209,8 @@ class Dated(Counted):
     def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:
         """Yield the count and the newest time of the rows."""
         batch_rows = list(rows)
-        for found in super().rows(key, iter(batch_rows), timers):
-            yield {**found, "at": max(row.at for row in batch_rows)}
+        for output_row in super().rows(key, iter(batch_rows), timers):
+            yield {**output_row, "at": max(row.at for row in batch_rows)}
 
 
 PROCESSORS = (

@@ -12,7 +12,7 @@ import pandas as pd
 
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["ANSWER", "STATE", "STATE_CELLS", "GivesBack", "gives_back", "keeps_types"]
+__all__ = ["ANSWER", "STATE", "STATE_CELLS", "IdentityProcessor", "gives_back", "keeps_types"]
 
 VALUES: dict[str, tuple[str, list[Any]]] = {
     "s_boolean": ("boolean", [True, False]),
@@ -52,15 +52,15 @@ def _numbers(frames: Iterable[pd.DataFrame]) -> list[int]:
     return sorted(int(n) for frame in frames for n in frame["n"])
 
 
-def shown(read: object) -> str:
+def as_text(value: object) -> str:
     """Return values as text, which is the same for ``bytes`` and ``bytearray``. PySpark reads binary as either."""
-    return re.sub(r"bytearray\((b'[^']*')\)", r"\1", repr(read))
+    return re.sub(r"bytearray\((b'[^']*')\)", r"\1", repr(value))
 
 
 def keeps_types(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     """Return for each row the state before it, for ``applyInPandasWithState``."""
     for n in _numbers(frames):
-        read = shown(state.get) if state.exists else ""
+        read = as_text(state.get) if state.exists else ""
         state.update(_kept(n // 2))
         yield pd.DataFrame({"k": [key[0]], "n": [n], "read": [read]})
 
@@ -71,7 +71,7 @@ def gives_back(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any)
     yield from frames
 
 
-class GivesBack(StatefulProcessor):
+class IdentityProcessor(StatefulProcessor):
     """Returns the rows unchanged, in both forms of processors."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:

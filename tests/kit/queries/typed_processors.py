@@ -10,7 +10,7 @@ import pandas as pd
 from pyspark.sql import Row
 
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
-from tests.kit.queries.typed_functions import VALUES, shown
+from tests.kit.queries.typed_functions import VALUES, as_text
 
 __all__ = ["KeepsTypes"]
 
@@ -48,7 +48,7 @@ class KeepsTypes(StatefulProcessor):
             for name, state in self._states.items():
                 written = [_value(name, at) for at in range(number)]
                 read = self._read(state)
-                answer["read"] += f"{name}: {shown(self._comparable(read))}\n"
+                answer["read"] += f"{name}: {as_text(self._comparable(read))}\n"
                 answer["wrong"] += "" if _is_equal(read, self._expected(written)) else f"{name}: {read!r}\n"
                 self._write(state, _value(name, number))
             yield pd.DataFrame([answer]) if is_pandas else Row(**answer)
@@ -56,7 +56,7 @@ class KeepsTypes(StatefulProcessor):
     def _read(self, state: Any) -> Any:
         if self._way == "value":
             return state.get()
-        return list(state.get()) if self._way == "list" else sorted(state.iterator(), key=shown)
+        return list(state.get()) if self._way == "list" else sorted(state.iterator(), key=as_text)
 
     def _expected(self, written: list[Any]) -> Any:
         if self._way == "value":
@@ -64,7 +64,7 @@ class KeepsTypes(StatefulProcessor):
         if self._way == "list":
             return [(value,) for value in written]
         values = {repr(value): value for value in written if value is not None}.values()
-        return sorted((((value,), (value,)) for value in values), key=shown)
+        return sorted((((value,), (value,)) for value in values), key=as_text)
 
     def _write(self, state: Any, value: Any) -> None:
         if self._way == "value":

@@ -45,12 +45,12 @@ def world_of(folder: Path, seed: int = 5, **settings: object) -> World:
 
 def held_at(version: int, *later: int) -> dict[object, tuple[object, ...]]:
     """Return the expected state after a batch, and after further batches that add the values ``later`` to every key."""
-    found: dict[object, tuple[int, int]] = {}
+    positions: dict[object, tuple[int, int]] = {}
     added = [(KEYS[v % len(KEYS)], v) for v in range(version + 1)] + [(key, value) for value in later for key in KEYS]
     for key, value in added:
-        count, total = found.get(key, (0, 0))
-        found[key] = (count + 1, total + value)
-    return dict(found)
+        count, total = positions.get(key, (0, 0))
+        positions[key] = (count + 1, total + value)
+    return dict(positions)
 
 
 def root_of(world: World) -> Path:

@@ -127,9 +127,9 @@ class Oracle:
         rows = [row for number in numbers for row in batch(number)]
         for row in rows:
             self._take(row["k"], row["v"], row["at"])
-        for kept in self.state["diary"].values():
-            if kept["timer"] is not None and kept["timer"] <= self.watermark_ms:
-                kept.update(fired=kept["fired"] + 1, values=[], timer=None)
+        for diary_state in self.state["diary"].values():
+            if diary_state["timer"] is not None and diary_state["timer"] <= self.watermark_ms:
+                diary_state.update(fired=diary_state["fired"] + 1, values=[], timer=None)
         self.watermark_ms = max([self.watermark_ms, *(row["at"] - DELAY_MS for row in rows)])
 
     def _take(self, key: str, value: int, at_ms: int) -> None:
@@ -141,9 +141,9 @@ class Oracle:
             return
         self.state["tails"][key] = [*self.state["tails"].get(key, []), value][-3:]
         empty: dict[str, Any] = {"rows": 0, "total": 0, "fired": 0, "values": [], "counts": {}, "timer": None}
-        kept = self.state["diary"].setdefault(key, empty)
-        kept["counts"][str(value)] = kept["counts"].get(str(value), 0) + 1
-        kept.update(
-            rows=kept["rows"] + 1, total=kept["total"] + value, values=[*kept["values"], value],
+        diary_state = self.state["diary"].setdefault(key, empty)
+        diary_state["counts"][str(value)] = diary_state["counts"].get(str(value), 0) + 1
+        diary_state.update(
+            rows=diary_state["rows"] + 1, total=diary_state["total"] + value, values=[*diary_state["values"], value],
             timer=at_ms + PATIENCE_MS,
         )  # fmt: skip

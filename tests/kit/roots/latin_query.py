@@ -27,7 +27,7 @@ def _text(values: list[bytes | None]) -> pa.Array:
 
 def _grown(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Count the rows of each key and append their texts to the stored texts."""
-    kept = {
+    texts_by_key = {
         key: (count, texts)
         for key, count, texts in zip(
             state.column("k").cast(pa.binary()).to_pylist(), state.column("rows").to_pylist(),
@@ -35,15 +35,15 @@ def _grown(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         )
     }  # fmt: skip
     for key, text in zip(*(column.cast(pa.binary()).to_pylist() for column in rows.columns), strict=True):
-        count, texts = kept.get(key, (0, []))
-        kept[key] = count + 1, [*texts, text]
+        count, texts = texts_by_key.get(key, (0, []))
+        texts_by_key[key] = count + 1, [*texts, text]
     offsets = [0]
-    for _, texts in kept.values():
+    for _, texts in texts_by_key.values():
         offsets.append(offsets[-1] + len(texts))
-    values = _text([text for _, texts in kept.values() for text in texts])
+    values = _text([text for _, texts in texts_by_key.values() for text in texts])
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-    counts = pa.array([count for count, _ in kept.values()], pa.int64())
-    table = pa.table([_text([*kept]), counts, lists, pa.nulls(len(kept))], schema=_OUTPUT)
+    counts = pa.array([count for count, _ in texts_by_key.values()], pa.int64())
+    table = pa.table([_text([*texts_by_key]), counts, lists, pa.nulls(len(texts_by_key))], schema=_OUTPUT)
     return table, table
 
 
@@ -60,5 +60,5 @@ class LatinQuery(FolderQuery):
         texts: list[bytes | None] = [b"\xe9%d" % self.version] * len(KEYS)
         output = self.feed(pa.table([_text([*KEYS]), _text(texts)], schema=_ROWS))
         keys, counts = output.column("k").cast(pa.binary()).to_pylist(), output.column("rows").to_pylist()
-        kept = output.column("texts").cast(pa.list_(pa.binary())).to_pylist()
-        return {key: (count, texts) for key, count, texts in zip(keys, counts, kept, strict=True)}
+        stored_texts = output.column("texts").cast(pa.list_(pa.binary())).to_pylist()
+        return {key: (count, texts) for key, count, texts in zip(keys, counts, stored_texts, strict=True)}

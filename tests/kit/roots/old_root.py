@@ -33,7 +33,7 @@ def built() -> list[Operator]:
     return [with_watermark(operator_of(o.store, o.key, o.compute, o.order_by, ROWS), o.watermark) for o in operators()]
 
 
-def held(objects: ObjectStore, root: str, folder: Path) -> State:
+def committed_state(objects: ObjectStore, root: str, folder: Path) -> State:
     """Return the committed state. Temporary copies are stored below ``folder``."""
     totals, tails, diary = (CommittedState(operator, objects, root, folder) for operator in built())
     sums, values = diary.variable("sums"), diary.variable("values")
@@ -43,12 +43,12 @@ def held(objects: ObjectStore, root: str, folder: Path) -> State:
         "tails": {str(key): row["last"] for (key,), row in tails.columns().items()},
         "diary": {
             str(key[0]): {
-                "rows": found[0], "total": found[1], "fired": found[2],  # type: ignore[index]
+                "rows": sums_of_key[0], "total": sums_of_key[1], "fired": sums_of_key[2],  # type: ignore[index]
                 "values": [v for (v,) in values.get(key, [])],  # type: ignore[attr-defined]
                 "counts": {str(v): n for (v,), (n,) in counts.get(key, {}).items()},  # type: ignore[attr-defined]
                 "timer": timers.get(key, [None])[0],
             }
-            for key, found in sums.items()
+            for key, sums_of_key in sums.items()
         },
     }  # fmt: skip
 
@@ -75,9 +75,9 @@ class OldRoot:
         assert tail is not None
         return tail
 
-    def held(self) -> State:
+    def committed_state(self) -> State:
         """Return the committed state."""
-        return held(self.objects, self.root, self.folder / "read")
+        return committed_state(self.objects, self.root, self.folder / "read")
 
     def oracle(self, version: int) -> Oracle:
         """Return the oracle in the state after a batch of the old version."""

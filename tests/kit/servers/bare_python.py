@@ -26,10 +26,12 @@ def bare_python(folder: Path, packages: Sequence[str]) -> Path:
     return folder / "bin" / "python"
 
 
-def clean_environment(**more: str) -> dict[str, str]:
+def clean_environment(**additions: str) -> dict[str, str]:
     """Return this process's environment variables without those of Python, Spark and virtual environments.
 
-    The variables ``more`` are added.
+    ``additions`` are added.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
-    return {**kept, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1", **more}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))
+    }
+    return {**variables, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1", **additions}

@@ -25,11 +25,11 @@ _REQUEST_SECONDS = 10
 def promtool(*arguments: str, folder: Path) -> str:
     """Run promtool in a folder and return its output. Fail the test if it reports a fault."""
     program = ensure_program(f"{_MODULE}/promtool@{_VERSION}", _TAGS)
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(program), *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 class Prometheus(Server):

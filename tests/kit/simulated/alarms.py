@@ -56,10 +56,10 @@ class Alarms:
     def make_processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
         """See ``ProcessorComputation``."""
         now_ms = times.now_ms if self.mode == "ProcessingTime" else None
-        return Processing(schema, declare_variables(schema), _Ringing(), _Values(now_ms), times, where=where)
+        return Processing(schema, declare_variables(schema), _AlarmProcessor(), _Values(now_ms), times, where=where)
 
 
-class _Ringing:
+class _AlarmProcessor:
     """The ``Processor`` of ``Alarms`` for the keys of one slot."""
 
     def begin(self) -> None:

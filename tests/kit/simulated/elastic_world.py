@@ -24,7 +24,7 @@ from riffle_spark.testing import Attempt
 from tests.kit.simulated.placement_invariants import check_valid
 from tests.kit.simulated.world import World, rows_of, totals
 
-__all__ = ["Elastic", "InOrder", "Ran", "held", "warnings"]
+__all__ = ["Elastic", "InOrder", "SlotRun", "member_roles", "warnings"]
 
 KEYS = 120
 """The number of keys per key-group. The whole state is much larger than the changes of a batch."""
@@ -45,7 +45,7 @@ class InOrder:
 
 
 @dataclass(frozen=True)
-class Ran:
+class SlotRun:
     """A slot of a batch: the executor on which it ran, its store and its key-groups."""
 
     version: int
@@ -72,7 +72,7 @@ class Elastic(World):
         )
         self.version = -1
         self.fed: dict[str, tuple[int, int]] = {}
-        self.ran: list[Ran] = []
+        self.ran: list[SlotRun] = []
         self.keys = _keys(key_groups)
 
     def feed(
@@ -119,7 +119,7 @@ class Elastic(World):
 
     def _perform(self, attempt: Attempt, perform: Callable[[Attempt], pa.Table]) -> pa.Table:
         order = attempt.order
-        self.ran.append(Ran(order.version, order.store, attempt.executor, order.slots[attempt.slot]))
+        self.ran.append(SlotRun(order.version, order.store, attempt.executor, order.slots[attempt.slot]))
         return perform(attempt)
 
     def settle(self, rounds_max: int = 30) -> list[BatchReport]:
@@ -211,7 +211,7 @@ def _keys(key_groups: int) -> list[list[str]]:
 NONE: frozenset[int] = frozenset()
 
 
-def held(
+def member_roles(
     owned: Set[int] = NONE, standbys: Set[int] = NONE, warm: Set[int] = NONE
 ) -> tuple[set[int], set[int], set[int]]:
     """Return the key-groups of an executor in the form of ``Elastic.holds``."""

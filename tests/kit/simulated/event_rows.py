@@ -19,7 +19,7 @@ from tests.kit.simulated.world import ROWS
 __all__ = ["EVENTS", "BatchTimes", "EventOracle", "drawn_events", "event_operators"]
 
 EVENTS = pa.schema([*ROWS, ("ts", pa.timestamp("ms"))])
-TOLD = pa.schema([("k", pa.string()), ("n", pa.int64()), ("by", pa.int64())])
+COUNT_ROWS = pa.schema([("k", pa.string()), ("n", pa.int64()), ("by", pa.int64())])
 GAP_MS = 1_700
 KEPT_MS = 2_300
 DELAYS_MS = {"closed": 1_000, "once": 2_500, "alarms": 1_500}
@@ -32,7 +32,7 @@ class Closed:
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
         """Declare a count and the time until which it may grow."""
         state = pa.schema([("n", pa.int64()), ("until", pa.int64())])
-        return Declared(state, TOLD, ("ts",), per_key_group=False, time_mode="EventTime", due="until")
+        return Declared(state, COUNT_ROWS, ("ts",), per_key_group=False, time_mode="EventTime", due="until")
 
     def __call__(self, batch: Batch) -> Update:
         """Add the rows to the counts and extend the end of their keys."""
@@ -62,7 +62,7 @@ class Once:
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
         """Declare the time at which a key expires."""
         state = pa.schema([("until", pa.int64())])
-        return Declared(state, TOLD, ("v", "ts"), per_key_group=False, time_mode="EventTime", due="until")
+        return Declared(state, COUNT_ROWS, ("v", "ts"), per_key_group=False, time_mode="EventTime", due="until")
 
     def __call__(self, batch: Batch) -> Update:
         """Store the expiry of new keys and return their first rows."""
@@ -77,7 +77,9 @@ class Once:
 
 
 def _output_table(keys: pa.Table, n: np.ndarray, by: int | None) -> pa.Table:
-    return pa.table([keys["k"], pa.array(n, pa.int64()), pa.repeat(pa.scalar(by, pa.int64()), len(n))], schema=TOLD)
+    return pa.table(
+        [keys["k"], pa.array(n, pa.int64()), pa.repeat(pa.scalar(by, pa.int64()), len(n))], schema=COUNT_ROWS
+    )
 
 
 def event_operators() -> list[Operator]:

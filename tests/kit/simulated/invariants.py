@@ -214,8 +214,10 @@ class History:
             "members",
             "moves",
         }
-        lost = [f.name for f in fields(old) if f.name not in changed and getattr(new, f.name) != getattr(old, f.name)]
-        assert not lost, f"a switch changed {lost}"
+        wrongly_changed = [
+            f.name for f in fields(old) if f.name not in changed and getattr(new, f.name) != getattr(old, f.name)
+        ]
+        assert not wrongly_changed, f"a switch changed {wrongly_changed}"
         assert new.orders == without_key_groups(old.orders), "a switch changed the operator requests"
         assert new.dispatch == "key_group" or {*old.shards} <= {*new.shards}, "a partition lost its shard"
         if "key_group" not in (old.dispatch, new.dispatch):
@@ -230,8 +232,8 @@ class History:
         for savepoint in self.records[newest].savepoints if self.records else ():
             name = paths.savepoint_name(savepoint.id)
             assert name in present, f"I5: savepoint {savepoint.name} is missing"
-            lost = self.listed_by_savepoint(savepoint) - present
-            assert not lost, f"I5: objects {lost} of savepoint {savepoint.name} are missing"
+            lost_objects = self.listed_by_savepoint(savepoint) - present
+            assert not lost_objects, f"I5: objects {lost_objects} of savepoint {savepoint.name} are missing"
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
             assert paths.record_name(sequence) in present, (
                 f"I5: record {sequence}, to which a rollback may return, is missing"
@@ -285,13 +287,17 @@ class History:
         """Return the objects of a savepoint, after a check that the savepoint equals its record."""
         name = paths.savepoint_name(savepoint.id)
         if name not in self._listed:
-            kept = decode(self.world.memory.get(name) or b"", "")
+            savepoint_record = decode(self.world.memory.get(name) or b"", "")
             sequence = savepoint.sequence
-            assert kept.sequence == sequence, f"savepoint {savepoint.name} keeps record {kept.sequence}, not {sequence}"
-            known = self.records.get(sequence)
-            if known is not None and known.commit_id == kept.commit_id:
-                assert kept.entries == self.manifests[sequence].entries, f"savepoint {savepoint.name} has other state"
-            self._listed[name] = savepoint_objects(kept)
+            assert savepoint_record.sequence == sequence, (
+                f"savepoint {savepoint.name} keeps record {savepoint_record.sequence}, not {sequence}"
+            )
+            record = self.records.get(sequence)
+            if record is not None and record.commit_id == savepoint_record.commit_id:
+                assert savepoint_record.entries == self.manifests[sequence].entries, (
+                    f"savepoint {savepoint.name} has other state"
+                )
+            self._listed[name] = savepoint_objects(savepoint_record)
         return self._listed[name]
 
     def _check_part(self, link: Link) -> None:

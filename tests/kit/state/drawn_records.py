@@ -146,11 +146,11 @@ def manifest(**chains: tuple[int, ...]) -> Manifest:
     return Manifest({("totals", int(name[2:])): entry(*versions) for name, versions in chains.items()})
 
 
-def cut_to_last(whole: Entry, links: int) -> Entry:
+def cut_to_last(entry: Entry, links: int) -> Entry:
     """Return an entry with only the last ``links`` links of its chain."""
-    if len(whole.chain) <= links:
-        return whole
-    return Entry(None, whole.chain[-links:], whole.timer_ms, cut=whole.chain[-links - 1].head)
+    if len(entry.chain) <= links:
+        return entry
+    return Entry(None, entry.chain[-links:], entry.timer_ms, cut=entry.chain[-links - 1].head)
 
 
 def opened(store: ObjectStore) -> Log:

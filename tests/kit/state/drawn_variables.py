@@ -56,16 +56,18 @@ def wide_tables(draw: st.DrawFn) -> tuple[VariableColumns, pa.Table]:
     indexed = draw(st.booleans())
     variables: list[Variable] = []
     rows: dict[str, st.SearchStrategy[dict[str, object]]] = {}
-    for at, kind in enumerate(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))):
+    for number, kind in enumerate(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))):
         value = draw(fields(TYPES, "v"))
         of_map = draw(fields(MAP_KEY_FIELDS, "m")) if kind == "map" else None
-        variables.append(Variable(f"s{at}", kind, schema_of(value), schema_of(of_map) if of_map else None))
+        variables.append(Variable(f"s{number}", kind, schema_of(value), schema_of(of_map) if of_map else None))
         column = variables[-1].column
         element = {"key": rows_of(of_map), "value": rows_of(value)} if of_map else None
         struct = st.fixed_dictionaries(element) if element else rows_of(value)
         index = st.integers(0, 2**40) if kind == "list" else st.none()
         due = st.none() | st.integers(-(2**40), 2**60) if indexed else st.none()
-        rows[f"s{at}"] = st.fixed_dictionaries({VARIABLE: st.just(f"s{at}"), INDEX: index, DUE: due, column: struct})
+        rows[f"s{number}"] = st.fixed_dictionaries(
+            {VARIABLE: st.just(f"s{number}"), INDEX: index, DUE: due, column: struct}
+        )
     if indexed:
         rows[TIMER] = st.fixed_dictionaries({VARIABLE: st.just(TIMER), DUE: st.integers(-(2**40), 2**60)})
     schema = VariableColumns("s", schema_of(key), tuple(variables), indexed)

@@ -34,8 +34,8 @@ class Everything(StatefulProcessor):
             self._list.appendValue((now, 1))
             self._map.updateValue(("t",), (1,))
             self._handle.registerTimer(now + 30_000)
-        shown = [sorted(map(tuple, self._list.get())), sorted((k[0], v[0]) for k, v in self._map.iterator())]
-        yield Row(**{self._key: key[0]}, shown=f"{self._value.get()[0]} {shown}")
+        values = [sorted(map(tuple, self._list.get())), sorted((k[0], v[0]) for k, v in self._map.iterator())]
+        yield Row(**{self._key: key[0]}, shown=f"{self._value.get()[0]} {values}")
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:  # noqa: ARG002
         """Yield the time of the fired timer."""

@@ -23,11 +23,11 @@ class InterruptedStore:
         self.at_call: Callable[[], object] = lambda: None
 
     def __getattr__(self, name: str) -> object:
-        def counted(*args: object, **named: object) -> object:
+        def call_counted(*args: object, **named: object) -> object:
             self._count()
             return getattr(self._objects, name)(*args, **named)
 
-        return counted
+        return call_counted
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects one after the other."""

@@ -42,13 +42,13 @@ class LaggingStore(FaultyStore):
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See ``ObjectStore.put_if_absent``."""
-        written = super().put_if_absent(name, data)
+        was_written = super().put_if_absent(name, data)
         with self._lock:
-            if written and name in self._ghosts:
+            if was_written and name in self._ghosts:
                 self._ghosts.discard(name)
-            elif written and self.lags(name):
+            elif was_written and self.lags(name):
                 self._hidden.add(name)
-        return written
+        return was_written
 
     def list(self, prefix: str) -> list[str]:
         """Return the names that start with ``prefix`` as they were before the changes that do not show yet."""

@@ -30,12 +30,12 @@ def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Hea
 
 
 def rows_of_stack(
-    folder: Path, schema: StoreSchema, found: Stack, key_group: int, keys: Keys | None = None
+    folder: Path, schema: StoreSchema, stack: Stack, key_group: int, keys: Keys | None = None
 ) -> pa.Table:
     """Return the whole state in a key-group's stack as a snapshot's table."""
     files = PartFiles(folder, keys)
     return read_all_rows(
-        [run for part in reversed(found.parts) for run in files.read_runs(part, schema, key_group)], schema
+        [run for part in reversed(stack.parts) for run in files.read_runs(part, schema, key_group)], schema
     )
 
 
@@ -62,12 +62,12 @@ def unremembered() -> Iterator[None]:
     read.
     """
     names = ("_files", "_decrypted")
-    kept = {name: getattr(part_files, name) for name in names}
+    attributes_before = {name: getattr(part_files, name) for name in names}
     part_files._files = OrderedDict()  # private: the cache of a process
     part_files._decrypted = part_files._DecryptedRows()  # private: as above
     try:
         with another_process():
             yield
     finally:
-        for name, value in kept.items():
+        for name, value in attributes_before.items():
             setattr(part_files, name, value)

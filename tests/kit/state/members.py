@@ -53,8 +53,8 @@ class Place:
             self.entries[key_group] = self.entries.get(key_group, EMPTY).add_link(links[-1])
             holding = self.wanted.setdefault(key_group, {})
             holding.update({k: v for k, v in rows.items() if v is not None})
-            for gone in (k for k, v in rows.items() if v is None):
-                holding.pop(gone, None)
+            for deleted_key in (k for k, v in rows.items() if v is None):
+                holding.pop(deleted_key, None)
         self.store.put_if_absent(paths.delta_name(version, name), data)
         if kept:
             assert self.folder.write_sealed_file(version, name, data)
@@ -65,13 +65,13 @@ class Place:
         entry, rows = self.entries[key_group], self.wanted[key_group]
         schema = SCHEMA.part_schema()
         data = part_codec.encode(SCHEMA.sealed(pa.table([list(rows), list(rows.values())], schema=schema)))
-        taken = Snapshot(paths.snapshot_id(entry.head.version, attempt(99)), entry.head, len(data), 0, len(rows))
-        taken = Snapshot(taken.id, taken.head, taken.length, part_codec.checksum(data), taken.rows)
-        self.store.put_if_absent(paths.snapshot_name(SCHEMA.store, key_group, taken.id), data)
-        replaced = entry.replace_by_snapshot(taken)
+        snapshot = Snapshot(paths.snapshot_id(entry.head.version, attempt(99)), entry.head, len(data), 0, len(rows))
+        snapshot = Snapshot(snapshot.id, snapshot.head, snapshot.length, part_codec.checksum(data), snapshot.rows)
+        self.store.put_if_absent(paths.snapshot_name(SCHEMA.store, key_group, snapshot.id), data)
+        replaced = entry.replace_by_snapshot(snapshot)
         assert replaced is not None
         self.entries[key_group] = replaced
-        return taken
+        return snapshot
 
     def keeper(self, epoch: int = 1, folder: Folder | None = None) -> StackKeeper:
         """Return the ``StackKeeper`` of this member's copies."""
@@ -83,7 +83,7 @@ class Place:
         target = self.entries if entries is None else entries
         copies, brought = self.keeper(epoch).advance(target)
         if entries is None:
-            assert {kg: held(copy) for kg, copy in copies.items()} == self.wanted
+            assert {kg: rows_of_copy(copy) for kg, copy in copies.items()} == self.wanted
             assert {kg: copy.stack.head for kg, copy in copies.items()} == {kg: e.head for kg, e in target.items()}
         return brought
 
@@ -100,11 +100,11 @@ class Place:
     def strays(self) -> list[Path]:
         """Return the part files in the folders of stacks that belong to no stack."""
         stacks = self.folder.stacks(SCHEMA.store)
-        known = {file for key_group in stacks.key_groups() for file in self.files(key_group)}
-        return [path for path in self.folder.path.glob("stacks/*/*.part") if path not in known]
+        listed_files = {file for key_group in stacks.key_groups() for file in self.files(key_group)}
+        return [path for path in self.folder.path.glob("stacks/*/*.part") if path not in listed_files]
 
 
-def held(copy: OpenStack) -> dict[str, int]:
+def rows_of_copy(copy: OpenStack) -> dict[str, int]:
     """Return the rows of a copy."""
     table = merge_runs(copy.runs, SCHEMA.key.names, SCHEMA.row_schema, bottom=True)
     return dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))

@@ -104,14 +104,16 @@ class LiveQuery:
         assert newest == {key: (seen, key * seen + sums) for key in range(self.keys)}
         assert [len(rows) for rows in self.kept.deliveries.values()] == [self.keys] * seen
 
-    def feed_until(self, reached: Callable[[], object], why: str, *, resting: bool = True) -> list[BatchReport]:
+    def feed_until(self, reached: Callable[[], object], description: str, *, resting: bool = True) -> list[BatchReport]:
         """Run batches until ``reached`` returns true, and return the reports.
 
         If ``resting`` is not set, batches do not wait for background work.
         """
         deadline, reports = time.monotonic() + PATIENCE_SECONDS, [self.feed()]
         while not reached():
-            assert time.monotonic() < deadline, f"not in {PATIENCE_SECONDS:g} s: {why}; members {self.job.members()}"
+            assert time.monotonic() < deadline, (
+                f"not in {PATIENCE_SECONDS:g} s: {description}; members {self.job.members()}"
+            )
             if resting:
                 self.rest()
             reports.append(self.feed())
@@ -162,8 +164,8 @@ class LiveQuery:
                 fcntl.flock(locks.enter_context(lock.open("a")), fcntl.LOCK_EX)
             yield
 
-    def arrange(self, wanted: Mapping[str, tuple[set[int], set[int]]], **settings: Any) -> None:
-        """Make members own and keep as standby the key-groups of ``wanted``, by host, and apply these settings.
+    def arrange(self, target_roles: Mapping[str, tuple[set[int], set[int]]], **settings: Any) -> None:
+        """Make members own and keep as standby the key-groups of ``target_roles``, by host, and apply these settings.
 
         Before, each member must have a copy of each of its key-groups.
         """
@@ -171,8 +173,8 @@ class LiveQuery:
         self.catch_up()
         self.job.reconfigure(**settings, state_cleanup_delay=0)
         ids = {member.host: member.id for member in self.job.members()}
-        owners = {task(group): ids[host] for host, (owned, _) in wanted.items() for group in owned}
-        keepers = [(task(group), ids[host]) for host, (_, kept) in wanted.items() for group in kept]
+        owners = {task(group): ids[host] for host, (owned, _) in target_roles.items() for group in owned}
+        keepers = [(task(group), ids[host]) for host, (_, standbys) in target_roles.items() for group in standbys]
         self.ownership.placement.present = Assignment(
             owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers}
         )
@@ -180,7 +182,7 @@ class LiveQuery:
         self.feed()
         self.catch_up()
         self.job.reconfigure(state_cleanup_delay=self.settings.state_cleanup_delay)
-        assert self.holds() == {host: (*roles, set()) for host, roles in wanted.items()}
+        assert self.holds() == {host: (*roles, set()) for host, roles in target_roles.items()}
 
     def holds(self) -> dict[str, Roles]:
         """Return the key-groups that each live member owns, keeps as standby, and warms up, by host."""

@@ -28,14 +28,14 @@ Processors are copied with all their fields, as by Spark, so they cannot keep th
 """
 
 
-def see(what: Any) -> None:
+def see(value: Any) -> None:
     """Record a value that a processor saw."""
-    SEEN.append(what)
+    SEEN.append(value)
 
 
-def has_seen(what: Any) -> bool:
+def has_seen(value: Any) -> bool:
     """Return whether a value was recorded."""
-    return what in SEEN
+    return value in SEEN
 
 
 def seen() -> Any:
@@ -43,32 +43,32 @@ def seen() -> Any:
     return SEEN.pop()
 
 
-class Told(StatefulProcessor):
+class ScriptedProcessor(StatefulProcessor):
     """A processor whose methods call functions of a test. Each function also gets the processor."""
 
-    def __init__(self, **told: Callable[..., Any]) -> None:
-        self.told = told
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        self.functions = functions
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """See PySpark."""
         self.handle = handle
-        self.told.get("init", lambda *_: None)(self, handle)
+        self.functions.get("init", lambda *_: None)(self, handle)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """See PySpark."""
-        yield from self.told.get("rows", lambda *_: ())(self, key, rows, timerValues) or ()
+        yield from self.functions.get("rows", lambda *_: ())(self, key, rows, timerValues) or ()
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """See PySpark."""
-        yield from self.told.get("timer", lambda *_: ())(self, key, timerValues, expiredTimerInfo) or ()
+        yield from self.functions.get("timer", lambda *_: ())(self, key, timerValues, expiredTimerInfo) or ()
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """See PySpark."""
-        self.told.get("initial", lambda *_: None)(self, key, initialState, timerValues)
+        self.functions.get("initial", lambda *_: None)(self, key, initialState, timerValues)
 
     def close(self) -> None:
         """See PySpark."""
-        self.told.get("close", lambda *_: None)(self)
+        self.functions.get("close", lambda *_: None)(self)
 
 
 class Run:

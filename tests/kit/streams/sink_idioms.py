@@ -10,7 +10,7 @@ import pandas as pd
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-__all__ = ["IDIOMS", "found"]
+__all__ = ["IDIOMS", "idiom_result"]
 
 Idiom = Callable[[DataFrame], object]
 
@@ -51,10 +51,10 @@ def _cached_and_cleared(rows: DataFrame) -> DataFrame:
 
 def _written_twice(rows: DataFrame) -> list[object]:
     with tempfile.TemporaryDirectory() as folder:
-        counted = rows.count()
+        row_count = rows.count()
         for name in ("one", "two"):
             rows.write.parquet(f"{folder}/{name}")
-        return [counted, rows.sparkSession.read.parquet(f"{folder}/one", f"{folder}/two").collect()]
+        return [row_count, rows.sparkSession.read.parquet(f"{folder}/one", f"{folder}/two").collect()]
 
 
 def _merged(rows: DataFrame) -> list[Row]:
@@ -117,7 +117,7 @@ IDIOMS: dict[str, Idiom] = {
 """Idioms that use the frame several times in a plan, run jobs on it, and release cached data that it reads."""
 
 
-def found(idiom: str, rows: DataFrame) -> str:
+def idiom_result(idiom: str, rows: DataFrame) -> str:
     """Return the result of an idiom on a frame as text, without the order of rows."""
     return _text(IDIOMS[idiom](rows))
 

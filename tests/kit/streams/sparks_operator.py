@@ -63,13 +63,13 @@ def run_native(spark: SparkSession, case: Case, form: str, folder: Path) -> dict
     steady = ProcessorQuery(spark, case, form, folder / "steady")
     spark.conf.set(NO_DATA, "false")
     steady.play_dated(range(len(case.batches))) if case.times_ms else steady.play()
-    found = {"steady": [rows for _, rows in sorted(steady.outputs.items())], "state": steady.state()}
+    outcome = {"steady": [rows for _, rows in sorted(steady.outputs.items())], "state": steady.state()}
     if case.time_mode == "EventTime":
         spark.conf.set(NO_DATA, "true")
         passing = ProcessorQuery(spark, case, form, folder / "last_pass")
         passes = [passing.play_file(number) for number in range(len(case.batches))]
-        found |= {"last_pass": passes, "last_pass_state": passing.state()}
-    return found
+        outcome |= {"last_pass": passes, "last_pass_state": passing.state()}
+    return outcome
 
 
 def encoded(value: Any) -> Any:
@@ -125,8 +125,8 @@ class ProcessorQuery:
 
     def play(self) -> None:
         """Run all batches, with one restart."""
-        cut, every = self._case.restart_after, range(len(self._case.batches))
-        for part in (every[:cut], every[cut:]):
+        cut, batch_numbers = self._case.restart_after, range(len(self._case.batches))
+        for part in (batch_numbers[:cut], batch_numbers[cut:]):
             self.play_some(part)
 
     def play_some(self, numbers: range) -> None:
@@ -155,12 +155,12 @@ class ProcessorQuery:
 
     def state(self) -> State:
         """Return the state that Spark's own reader finds in the checkpoint."""
-        found = {name: self._variable(name, kind) for name, kind in self._case.variables.items()}
+        variables = {name: self._variable(name, kind) for name, kind in self._case.variables.items()}
         if self._case.time_mode != "None":
-            found["timers"] = in_state_order(
+            variables["timers"] = in_state_order(
                 [[row["key"], row["expiration_timestamp_ms"]] for row in self._read(readRegisteredTimers="true")]
             )
-        return found
+        return variables
 
     def _add(self, number: int) -> None:
         path = self._source / f"{number:04d}.parquet"

@@ -77,7 +77,7 @@ class Kept:
         """Return the newest row of each key, without the key columns. If the key has one column, it is not a tuple."""
         rows = [row.asDict() for delivery in self.deliveries.values() for row in delivery]
         named = [(tuple(row.pop(name) for name in key), row) for row in rows]
-        return {at[0] if len(key) == 1 else at: row for at, row in named}
+        return {key_values[0] if len(key) == 1 else key_values: row for key_values, row in named}
 
 
 def stored_rdds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -118,11 +118,11 @@ def start(stream: DataFrame, job: Callable[..., None], checkpoint: Path, **trigg
     return writer.trigger(**trigger).start()
 
 
-def wait_for(reached: Callable[[], object], why: str, poll_seconds: float = 0.05) -> None:
+def wait_for(reached: Callable[[], object], description: str, poll_seconds: float = 0.05) -> None:
     """Wait until ``reached`` returns true, for at most ``PATIENCE_SECONDS``."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not reached():
-        assert time.monotonic() < deadline, f"not in {PATIENCE_SECONDS:g} s: {why}"
+        assert time.monotonic() < deadline, f"not in {PATIENCE_SECONDS:g} s: {description}"
         time.sleep(poll_seconds)
 
 
@@ -134,7 +134,7 @@ def running(job: StatefulJob) -> RunningJob:
 
 def rest(job: StatefulJob) -> None:
     """Wait until no background work of the job runs: neither upkeep nor a census."""
-    wait_for(lambda: not running(job)._background.is_busy(), "nothing beside them")  # private: the waiting work
+    wait_for(lambda: not running(job)._background.is_busy(), "no background work")  # private: the waiting work
 
 
 def records(root: str) -> list[Record]:
@@ -155,16 +155,16 @@ def refused_between(spark: SparkSession, folder: Path, rows: int, match: str) ->
 
     The large batch has ``rows`` rows with long texts. Return its error and the job.
     """
-    kept = Kept()
+    sink = Kept()
     longest = aggregate(rows=count(), longest=max_("v"))
-    job = Stateful("much", "k", longest, settings=settings_in(folder)).into(kept)
-    few, many = "cast(id as string) v", "repeat(cast(id % 10 as string), 2000) v"
-    job(spark.range(100).selectExpr("id % 10 k", few), 0)
+    job = Stateful("much", "k", longest, settings=settings_in(folder)).into(sink)
+    short_texts, long_texts = "cast(id as string) v", "repeat(cast(id % 10 as string), 2000) v"
+    job(spark.range(100).selectExpr("id % 10 k", short_texts), 0)
     with pytest.raises(ConfigError, match=match) as refused:
-        job(spark.range(rows).selectExpr("id % 10 k", many), 1)
+        job(spark.range(rows).selectExpr("id % 10 k", long_texts), 1)
     assert committed(f"file://{folder}/state") == [0]
-    job(spark.range(100).selectExpr("id % 10 k", few), 1)
-    assert kept.latest("k") == {k: {"rows": 20, "longest": f"{90 + k}"} for k in range(10)}
+    job(spark.range(100).selectExpr("id % 10 k", short_texts), 1)
+    assert sink.latest("k") == {k: {"rows": 20, "longest": f"{90 + k}"} for k in range(10)}
     return refused.value, job
 
 
@@ -179,7 +179,7 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(name)]
         stages = {stage for job in jobs if job is not None for stage in job.stageIds}
         lists = [jvm.statusStore().taskList(stage, 0, 100) for stage in sorted(stages)]
-        return [each.apply(index) for each in lists for index in range(each.size())]
+        return [tasks_of_stage.apply(index) for tasks_of_stage in lists for index in range(tasks_of_stage.size())]
 
     context.setJobGroup(name, name)
     try:
@@ -188,15 +188,15 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
-def told_by(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:
+def run_app(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:
     """Run an application in a separate process, and return the JSON objects that it prints, in order."""
     path = os.pathsep.join([str(app.parent), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(app), *arguments], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
         timeout=seconds, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    return [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
 
 
 def executor_processes() -> dict[str, int]:

@@ -30,7 +30,7 @@ from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.processors.visit_processors import Sums
 from tests.kit.worker.slot_member import ROWS, Member
 
-__all__ = ["FEW", "MANY", "OneSlot", "PythonWork", "Ran", "counted", "ending", "sums", "totals"]
+__all__ = ["FEW", "MANY", "MeasuredSlot", "OneSlot", "PythonWork", "count_python_work", "ending", "sums", "totals"]
 
 OURS = str(Path(riffle_spark.__file__).parent)
 FEW, MANY = 2_000, 20_000
@@ -67,7 +67,7 @@ def _count_file_operation(event: str, _arguments: object) -> None:
         next(_file_operations)
 
 
-def counted(work: Callable[[], object]) -> PythonWork:
+def count_python_work(work: Callable[[], object]) -> PythonWork:
     """Do some work and return what Python did for it, including threads that the work started."""
     calls, lines, ours = itertools.count(), itertools.count(), itertools.count()
 
@@ -103,7 +103,7 @@ def counted(work: Callable[[], object]) -> PythonWork:
 
 
 @dataclass(frozen=True)
-class Ran:
+class MeasuredSlot:
     """A slot of a batch: its receipt, the work of Python until its answer, and the work after the answer."""
 
     receipt: Receipt
@@ -122,7 +122,7 @@ class OneSlot:
         self._member.home = replace(self._member.home, live=frozenset({"app/1", "app/2"}))
         use_store(self._member.home, DirectoryStore(folder / "root"))
 
-    def batch(self, rows: int, keys: int, executor: str = "1") -> Ran:
+    def batch(self, rows: int, keys: int, executor: str = "1") -> MeasuredSlot:
         """Run and commit a batch of ``rows`` rows with ``keys`` keys, from the text of the order on, as an executor
         does.
 
@@ -137,13 +137,13 @@ class OneSlot:
         def run() -> None:
             answers.append(run_slot(Order.from_json(text, 0), compute, 0, executor, table, later=later.append))
 
-        slot = counted(run)
+        slot = count_python_work(run)
         receipt = Receipt.from_json(answers[0].column(RECEIPT).drop_null()[0].as_py())
         assert (receipt.error, receipt.rows, receipt.keys) == (None, rows, keys)
         member.commit(receipt)
-        return Ran(receipt, slot, counted(later[0]))
+        return MeasuredSlot(receipt, slot, count_python_work(later[0]))
 
-    def settled(self, rows: int, keys: int) -> Ran:
+    def settled(self, rows: int, keys: int) -> MeasuredSlot:
         """Run three batches and return the result of the last, which does nothing for the first time."""
         return [self.batch(rows, keys) for _ in range(3)][-1]
 

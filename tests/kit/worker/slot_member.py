@@ -41,10 +41,10 @@ def rows_of(*triples: tuple[object, ...], schema: pa.Schema = ROWS) -> pa.Table:
 def keep_last(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Keep the last value of each key in the order of the rows. A null value deletes the key."""
     last = dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
-    kept = {key: value for key, value in last.items() if value is not None}
-    table = pa.table([list(kept), list(kept.values())], schema=OUTPUT)
-    gone = [key for key, value in last.items() if value is None]
-    return table, table, pa.table([pa.array(gone, pa.string())], schema=OUTPUT.remove(1))
+    written = {key: value for key, value in last.items() if value is not None}
+    table = pa.table([list(written), list(written.values())], schema=OUTPUT)
+    deleted = [key for key, value in last.items() if value is None]
+    return table, table, pa.table([pa.array(deleted, pa.string())], schema=OUTPUT.remove(1))
 
 
 def kept_last(state: pa.Schema = STATE) -> BlockComputation:

@@ -18,7 +18,7 @@ from tests.kit.state.members import SCHEMA, Place
 STORE = SCHEMA.store
 
 
-class Upkept:
+class UpkeepMember:
     """Runs upkeep on the state that ``place`` commits. By default executor "1" does a piece."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,9 +78,9 @@ class Upkept:
         """Return the part files that belong to no copy."""
         folder, stacks = self.folder(), self.folder().stacks(STORE)
         copies = [stacks.read(key_group) for key_group in stacks.key_groups()]
-        known = {part.file for stack in copies if stack for part in stack.parts}
+        listed_files = {part.file for stack in copies if stack for part in stack.parts}
         files = (str(path.relative_to(folder.path)) for path in folder.path.glob("stacks/*/*.part"))
-        return [file for file in files if file not in known]
+        return [file for file in files if file not in listed_files]
 
     def incoming(self) -> list[Path]:
         """Return the files of snapshots that are not completely fetched."""

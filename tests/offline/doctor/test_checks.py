@@ -69,8 +69,10 @@ def test_workers_with_another_python_or_without_a_package_are_an_error() -> None
     assert_level(checks.check_workers(DRIVER, DRIVER), "ok")
     assert_level(checks.check_workers(DRIVER, replace(DRIVER, version=(3, 11, 2))), "ok")
     assert_level(checks.check_workers(DRIVER, replace(DRIVER, version=(3, 12, 1))), "error", "PYSPARK_PYTHON")
-    gone = PythonFacts("python3", problem="there is no such program")
-    assert_level(checks.check_workers(DRIVER, gone), "error", "no such program", "PYSPARK_PYTHON=/venv/bin/python")
+    missing_python = PythonFacts("python3", problem="there is no such program")
+    assert_level(
+        checks.check_workers(DRIVER, missing_python), "error", "no such program", "PYSPARK_PYTHON=/venv/bin/python"
+    )
     bare = replace(DRIVER, packages={"numpy": "1.26.4"})
     assert_level(
         checks.check_workers(DRIVER, bare), "error", "pyarrow, xxhash", "PYSPARK_PYTHON=/venv/bin/python", "'xxhash"

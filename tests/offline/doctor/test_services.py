@@ -23,7 +23,7 @@ from tests.kit.servers.object_server import ObjectServer
 TRIED = ("put", "conditional put", "read", "list", "delete")
 
 
-class Overwriting(MemoryStore):
+class OverwritingStore(MemoryStore):
     """A store, or a proxy in front of it, that ignores conditions."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -53,31 +53,31 @@ def test_a_directory_is_probed_and_left_empty(tmp_path: Path) -> None:
 def test_the_clock_difference_of_a_file_system_is_measured(tmp_path: Path) -> None:
     """The clock difference of a file system is measured by the time of the written file."""
 
-    class Fast(DirectoryStore):
+    class FastStore(DirectoryStore):
         def put_if_absent(self, name: str, data: bytes) -> bool:
             written = super().put_if_absent(name, data)
             ahead = time.time() + 3600
             os.utime(self.root / name, (ahead, ahead))
             return written
 
-    ahead = store_facts(Fast(tmp_path)).clock_ahead_seconds
+    ahead = store_facts(FastStore(tmp_path)).clock_ahead_seconds
     assert ahead is not None
     assert 3500 < ahead <= 3600
 
 
 def test_a_store_whose_second_put_succeeds_is_reported_as_overwriting() -> None:
     """A store whose second put of a name succeeds is reported as overwriting."""
-    assert store_facts(Overwriting("overwriting")).overwrites
+    assert store_facts(OverwritingStore("overwriting")).overwrites
 
 
 def test_a_store_that_claims_a_second_put_is_reported_as_overwriting() -> None:
     """A store that reports a second put as successful is reported as overwriting, because two drivers would commit."""
 
-    class Reporting(MemoryStore):
+    class ReportingStore(MemoryStore):
         def put_if_absent(self, name: str, data: bytes) -> bool:
             return super().put_if_absent(name, data) or True
 
-    assert store_facts(Reporting("reporting")).overwrites
+    assert store_facts(ReportingStore("reporting")).overwrites
 
 
 def test_the_probe_is_deleted_after_a_failed_step() -> None:

@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.arrow_function import Context, arrow_function
 from riffle_spark.process.blocks.block import Batch
-from tests.kit.process.process_calls import WHERE, Keyed
+from tests.kit.process.process_calls import WHERE, KeyedComputation
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 STATE = pa.schema([("total", pa.int64())])
@@ -40,17 +40,17 @@ def stored(**totals: int) -> pa.Table:
     return pa.table({"k": list(totals), "total": list(totals.values())}, schema=OUTPUT)
 
 
-def keyed_by(function: Callable[..., Any]) -> Keyed:
+def keyed_by(function: Callable[..., Any]) -> KeyedComputation:
     """Return a keyed computation that runs a function and stores its state."""
-    return Keyed(arrow_function(function, state=STATE, output=OUTPUT), ROWS)
+    return KeyedComputation(arrow_function(function, state=STATE, output=OUTPUT), ROWS)
 
 
-def returning(returned: object) -> Keyed:
+def returning(returned: object) -> KeyedComputation:
     """Return a keyed computation whose function always returns this object."""
     return keyed_by(lambda _rows, _state: returned)
 
 
-def _totals(keyed: Keyed) -> list[Any]:
+def _totals(keyed: KeyedComputation) -> list[Any]:
     return [row["total"] for row in keyed.state.values()]
 
 
@@ -107,7 +107,7 @@ def test_null_and_composite_keys_are_distinct() -> None:
     rows = pa.table({"a": ["x", "x", None], "b": pa.array([1, None, None], pa.int64())})
     totals = rows.append_column("total", pa.array([10, 20, 30])).take([2, 0, 1])
     compute = arrow_function(lambda _rows, _state: (NO_OUTPUT, totals), state=STATE, output=OUTPUT)
-    keyed = Keyed(compute, rows.schema, key=["a", "b"])
+    keyed = KeyedComputation(compute, rows.schema, key=["a", "b"])
     keyed.feed(rows)
     assert sorted(_totals(keyed)) == [10, 20, 30]
     keyed.compute = arrow_function(
@@ -128,7 +128,9 @@ def test_functions_with_defaults_partials_and_closures_work() -> None:
     assert keyed_by(functools.partial(scaled, factor=3)).feed(batch(a=1))
     factor = 3
     compute = arrow_function(lambda _rows, _state: (stored(a=factor), stored()), state=STATE, output=OUTPUT)
-    assert Keyed(cloudpickle.loads(cloudpickle.dumps(compute)), ROWS).feed(batch(a=1)) == [{"k": "a", "total": 3}]
+    assert KeyedComputation(cloudpickle.loads(cloudpickle.dumps(compute)), ROWS).feed(batch(a=1)) == [
+        {"k": "a", "total": 3}
+    ]
 
 
 def test_an_exception_has_the_users_traceback_only() -> None:
@@ -187,7 +189,7 @@ def test_a_result_that_does_not_match_its_declaration_is_refused(case: str) -> N
 def test_schemas_that_cannot_be_stored_are_refused(state: pa.Schema, output: pa.Schema, id: str) -> None:
     """A state with the key's columns or with no columns is refused, and so are repeated output columns."""
     with pytest.raises(ConfigError, match=id):
-        Keyed(arrow_function(running_total, state=state, output=output), ROWS)
+        KeyedComputation(arrow_function(running_total, state=state, output=output), ROWS)
 
 
 EXPIRING = {"state": STATE, "output": OUTPUT, "due": "until", "time_mode": "EventTime"}

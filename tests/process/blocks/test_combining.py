@@ -18,7 +18,7 @@ from riffle_spark.process.merging.aggregates import Aggregates
 from riffle_spark.process.stages.merged_groups import MergedGroups
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec
 from riffle_spark.state.formats.arrow_casts import cast_table
-from tests.kit.process.process_calls import Keyed
+from tests.kit.process.process_calls import KeyedComputation
 
 LARGE = 2**63 - 1
 LONGS = st.sampled_from([None, 0, 1, -1, 2**32, -(2**32) - 1, LARGE, -LARGE - 1]) | st.integers(-9, 9)
@@ -68,7 +68,7 @@ def decoded(combined: Combined, partitions: list[list[dict[str, Any]]], key: pa.
     return cast_table(rows, schema)
 
 
-def outcome(keyed: Keyed, rows: pa.Table) -> object:
+def outcome(keyed: KeyedComputation, rows: pa.Table) -> object:
     """Return the sorted output rows and the state, or the error."""
     try:
         output = keyed.feed(rows)
@@ -83,7 +83,7 @@ def check_same(compute: BlockComputation, schema: pa.Schema, batches: list[list[
     key = pa.schema([schema.field("k")])
     combined = compute.combine(["k"], schema)
     assert combined is not None
-    plain, with_combined = Keyed(compute, schema), Keyed(compute, schema)
+    plain, with_combined = KeyedComputation(compute, schema), KeyedComputation(compute, schema)
     with_combined.compute = combined.compute
     for partitions in batches:
         rows = pa.Table.from_pylist([row for each in partitions for row in each], schema)
@@ -178,6 +178,6 @@ def test_a_combined_sum_is_named_after_its_column() -> None:
     combined = aggregate(least=min_("k"), total=sum_("k")).combine(["V"], schema)
     assert combined is not None
     assert [(column.name, column.function) for column in combined.columns] == [("k", "sum"), ("k min", "min")]
-    taken = aggregate(total=sum_("V")).combine(["V", "v sum"], schema)
-    assert taken is not None
-    assert [column.name for column in taken.columns] == ["V sum 0"]
+    combination = aggregate(total=sum_("V")).combine(["V", "v sum"], schema)
+    assert combination is not None
+    assert [column.name for column in combination.columns] == ["V sum 0"]

@@ -17,7 +17,7 @@ from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.merging.accumulators import Accumulator
 from riffle_spark.process.merging.aggregates import Aggregates, aggregate, count, first, last, max_, mean, min_, sum_
 from tests.kit.process.aggregate_oracle import ORACLE, comparable
-from tests.kit.process.process_calls import Keyed, rows_of
+from tests.kit.process.process_calls import KeyedComputation, rows_of
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int32(): st.integers(-(2**31), 2**31 - 1),
@@ -59,8 +59,8 @@ def _check(compute: Aggregates, batches: list[pa.Table]) -> None:
     by_key: dict[int, list[Any]] = {}
     for key, value in zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True):
         by_key.setdefault(key, []).append(value)
-    in_batches = Keyed(compute, rows.schema)
-    at_once = Keyed(compute, rows.schema)
+    in_batches = KeyedComputation(compute, rows.schema)
+    at_once = KeyedComputation(compute, rows.schema)
     emitted: dict[Any, object] = {}
     for batch in batches:
         output = in_batches.feed(batch)
@@ -90,7 +90,7 @@ def test_sums_and_means_equal_plain_python(type: pa.DataType, data: st.DataObjec
 def test_null_keys_are_grouped_as_in_spark() -> None:
     """Rows with a null key, or a partly null key, are grouped as in Spark."""
     rows = pa.table({"a": ["x", None, "x", None], "b": pa.array([1, 1, None, 1]), "v": [1, 2, 3, 4]})
-    output = Keyed(aggregate(total=sum_("v")), rows.schema, key=["a", "b"]).feed(rows)
+    output = KeyedComputation(aggregate(total=sum_("v")), rows.schema, key=["a", "b"]).feed(rows)
     assert [row["total"] for row in output] == [1, 6, 3]
 
 
@@ -99,7 +99,7 @@ def test_an_empty_batch_emits_nothing(compute: Aggregates) -> None:
     """An empty batch emits no row, also as a table without chunks."""
     rows = pa.schema([("k", pa.int64()), ("v", pa.decimal128(10, 2))])
     for empty in (rows.empty_table(), pa.Table.from_batches([], rows)):
-        keyed = Keyed(compute, rows)
+        keyed = KeyedComputation(compute, rows)
         assert (keyed.feed(empty), keyed.state) == ([], {})
 
 
@@ -107,14 +107,16 @@ def test_an_empty_batch_emits_nothing(compute: Aggregates) -> None:
 def test_the_mean_of_decimals_is_rounded_half_up(sign: int) -> None:
     """The mean of decimals is rounded half up: 1/32 becomes 0.0313."""
     rows = rows_of([Decimal(sign)] + [Decimal(0)] * 31, pa.decimal128(5, 0))
-    assert Keyed(aggregate(m=mean("v")), rows.schema).feed(rows) == [{"k": "a", "m": sign * Decimal("0.0313")}]
+    assert KeyedComputation(aggregate(m=mean("v")), rows.schema).feed(rows) == [
+        {"k": "a", "m": sign * Decimal("0.0313")}
+    ]
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("batches", [1, 2])
 def test_min_and_max_keep_the_sign_of_the_first_zero(zeros: tuple[float, float], batches: int) -> None:
     """0.0 equals -0.0 in Spark, so min and max keep the sign of the first zero."""
-    keyed = Keyed(aggregate(least=min_("v"), greatest=max_("v")), rows_of([0.0], pa.float64()).schema)
+    keyed = KeyedComputation(aggregate(least=min_("v"), greatest=max_("v")), rows_of([0.0], pa.float64()).schema)
     rows = rows_of([*zeros, *zeros, None, zeros[1]], pa.float64(), ["b", "b", "a", "a", "a", "b"])
     for start in range(0, 6, 6 // batches):
         output = keyed.feed(rows.slice(start, 6 // batches))
@@ -140,13 +142,13 @@ def test_results_and_state_have_sparks_types() -> None:
 @pytest.mark.parametrize("batches", [[[2**63 - 1, 1]], [[2**63 - 1], [1]], [[-(2**63)], [-1]]])
 def test_an_integer_sum_beyond_int64_is_refused_with_its_key(batches: list[list[int]]) -> None:
     """A sum beyond int64 raises an error with the key, in one batch or over several. A decimal column resolves it."""
-    keyed = Keyed(aggregate(total=sum_("v")), LONGS)
+    keyed = KeyedComputation(aggregate(total=sum_("v")), LONGS)
     with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:  # noqa: PT012
         for values in batches:
             keyed.feed(rows_of([0, *values], pa.int64(), ["b"] + ["a"] * len(values)))
     assert "decimal(38, 0)" in error.value.remedy
     assert error.value.where == "store 'totals', key {'k': 'a'}"
-    wider = Keyed(aggregate(total=sum_("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 0))))
+    wider = KeyedComputation(aggregate(total=sum_("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 0))))
     for values in batches:
         wider.feed(rows_of(values, pa.decimal128(38, 0)))
 
@@ -154,7 +156,7 @@ def test_an_integer_sum_beyond_int64_is_refused_with_its_key(batches: list[list[
 def test_only_the_sum_of_a_whole_batch_must_fit() -> None:
     """Only the sum of the whole batch must fit into int64, so the order of its rows does not matter."""
     rows = rows_of([2**63 - 1, 2**63 - 1, -(2**63), 1], pa.int64())
-    assert Keyed(aggregate(total=sum_("v")), LONGS).feed(rows) == [{"k": "a", "total": 2**63 - 1}]
+    assert KeyedComputation(aggregate(total=sum_("v")), LONGS).feed(rows) == [{"k": "a", "total": 2**63 - 1}]
 
 
 @pytest.mark.parametrize("times", [2, 5, 40])
@@ -162,11 +164,11 @@ def test_only_the_sum_of_a_whole_batch_must_fit() -> None:
 def test_a_decimal_overflow_is_refused(sign: int, times: int) -> None:
     """A decimal sum of more than 38 digits, and a mean without room for four more digits, raise an error."""
     largest = Decimal(sign) * Decimal(6).scaleb(35)
-    keyed = Keyed(aggregate(total=sum_("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 2))))
+    keyed = KeyedComputation(aggregate(total=sum_("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 2))))
     assert keyed.feed(rows_of([largest], pa.decimal128(38, 2)))[0]["total"] == largest
     with pytest.raises(UserFunctionError, match="RIFFLE-0173"):
         keyed.feed(rows_of([largest] * (times - 1), pa.decimal128(38, 2)))
-    means = Keyed(aggregate(m=mean("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 0))))
+    means = KeyedComputation(aggregate(m=mean("v")), LONGS.set(1, pa.field("v", pa.decimal128(38, 0))))
     with pytest.raises(UserFunctionError, match="RIFFLE-0173"):
         means.feed(rows_of([sign * Decimal(10) ** 37], pa.decimal128(38, 0)))
 
@@ -179,7 +181,7 @@ def test_an_error_names_a_key_beyond_pythons_dates_by_its_number(type: pa.DataTy
     """An error names a key beyond Python's dates by its number."""
     schema = pa.schema([("k", type), ("v", pa.int64())])
     with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:
-        Keyed(aggregate(total=sum_("v")), schema).feed(
+        KeyedComputation(aggregate(total=sum_("v")), schema).feed(
             pa.table([pa.array([value, value], type), [2**63 - 1, 1]], schema=schema)
         )
     assert error.value.where == f"store 'totals', key {{'k': {value}}}"

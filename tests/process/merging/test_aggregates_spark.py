@@ -15,7 +15,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.process.merging.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
-from tests.kit.process.process_calls import Keyed
+from tests.kit.process.process_calls import KeyedComputation
 
 pytestmark = pytest.mark.spark
 
@@ -70,7 +70,7 @@ def test_running_aggregates_equal_sparks(spark: SparkSession, type: pa.DataType)
         first_present=first("v", ignore_nulls=True), last_present=last("v", ignore_nulls=True),
         **({"total": sum_("v"), "average": mean("v")} if sums else {}),
     )  # fmt: skip
-    keyed = Keyed(compute, rows.schema)
+    keyed = KeyedComputation(compute, rows.schema)
     ours: dict[object, object] = {}
     for start in range(0, ROWS, BATCH):
         ours |= {row["k"]: _comparable(row) for row in keyed.feed(rows.slice(start, BATCH))}

@@ -172,12 +172,12 @@ def test_calls_have_sparks_order() -> None:
 def test_the_output_of_a_key_is_consumed_before_the_next_key() -> None:
     """The output of a key is consumed before the next key, so state that a generator writes at its end has that key."""
 
-    class Late(Recorder):
+    class LateProcessor(Recorder):
         def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
             yield from rows
             self.count.update((len(str(key[0])),))
 
-    slot = Slot(Late(), "None")
+    slot = Slot(LateProcessor(), "None")
     slot.batch({"a": [1], "bb": [2], "ccc": [3]})
     observed: list[object] = []
     slot.processor = Recorder(lambda recorder, key: observed.append((*key, recorder.count.get())))

@@ -133,9 +133,9 @@ def test_a_possibly_renamed_store_is_a_warning(world: World) -> None:
         assert world.batch(version, one(1)).warnings == ()
     world.operators, world.sinks["sums"] = [totals("sums"), world.operators[1]], world.sinks["totals"]
     world.start()
-    (told,) = world.batch(2, one(1)).warnings
-    assert told.startswith("[RIFFLE-0810]")
-    assert "back to batch 1" in told
+    (warning,) = world.batch(2, one(1)).warnings
+    assert warning.startswith("[RIFFLE-0810]")
+    assert "back to batch 1" in warning
     assert world.batch(3, one(1)).warnings == ()
     assert world.log().tail.stale_stores == {"totals": 1}  # type: ignore[union-attr]
 

@@ -27,7 +27,7 @@ def idle(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> 
     return world
 
 
-class Heard(RebalanceListener):
+class RecordingListener(RebalanceListener):
     """Records the calls of a listener."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def test_a_drain_completes_between_batches(tmp_path: Path, standbys: int) -> Non
     The next batch restores nothing.
     """
     world = idle(tmp_path, num_standbys=standbys, max_warmup_replicas=1, state_cleanup_delay=60)
-    world.ownership.placement.listener = heard = Heard()
+    world.ownership.placement.listener = heard = RecordingListener()
     owned = world.owned("1")
     world.driver.operations.drain("1")
     world.rest(20)
@@ -74,7 +74,7 @@ def test_a_lost_member_is_awaited_and_replaced_between_batches(tmp_path: Path) -
     """
     world = idle(tmp_path, num_standbys=1, scheduled_rebalance_max_delay=DELAY)
     lost, member = world.owned("1"), world.member("1")
-    world.ownership.placement.listener = heard = Heard()
+    world.ownership.placement.listener = heard = RecordingListener()
     world.cluster.lose("1")
     world.rest(3)
     assert world.owned("2") | world.owned("3") == set(range(6))

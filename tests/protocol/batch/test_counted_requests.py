@@ -42,7 +42,7 @@ def sums() -> Operator:
 BOTH_KINDS = pytest.mark.parametrize("operator", [totals(), sums()], ids=["columns", "variables"])
 
 
-class Asking(World):
+class FileQuery(World):
     """A query of one store whose objects are files."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Asking(World):
 @BOTH_KINDS
 def test_a_batch_sends_one_put_per_slot_and_one_for_the_record(tmp_path: Path, operator: Operator) -> None:
     """A batch sends one put per slot, and one put and one head for the record. The report counts every request."""
-    query = Asking(tmp_path, operator)
+    query = FileQuery(tmp_path, operator)
     query.feed(SETTLED)
     for _ in range(3):
         before = query.requests_sent()
@@ -87,7 +87,7 @@ def test_a_batch_sends_one_put_per_slot_and_one_for_the_record(tmp_path: Path, o
 @BOTH_KINDS
 def test_a_batch_without_changes_only_puts_its_record(tmp_path: Path, operator: Operator) -> None:
     """A batch without changes only puts its record, whether or not slots had rows before."""
-    query = Asking(tmp_path, operator)
+    query = FileQuery(tmp_path, operator)
     query.feed(SETTLED)
     for _ in range(2):
         report = query.feed(rows=NOTHING)
@@ -105,7 +105,7 @@ def test_a_standby_fetches_a_delta_with_one_get(
     members.
     """
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
-    query = Asking(tmp_path, operator, num_standbys=1)
+    query = FileQuery(tmp_path, operator, num_standbys=1)
     before = query.feed(SETTLED)
     for _ in range(3):
         report = query.feed()
@@ -118,7 +118,7 @@ def test_a_standby_fetches_a_delta_with_one_get(
 @BOTH_KINDS
 def test_a_snapshot_takes_one_put_and_no_get(tmp_path: Path, operator: Operator) -> None:
     """A snapshot takes one put and no get. Upkeep sends no other request."""
-    query = Asking(tmp_path, operator, snapshot_chain_links=4)
+    query = FileQuery(tmp_path, operator, snapshot_chain_links=4)
     query.feed(SETTLED + 6)
     later = query.reports[1:]  # the first batch checks the root
     assert [dict(report.upkeep_requests) for report in later] == [
@@ -131,7 +131,7 @@ def test_an_idle_query_sends_one_put_per_request_and_none_otherwise(tmp_path: Pa
     """An idle query sends no request. A request of an operator takes one put, which the next report counts. After an
     idle minute it also takes a head of the newest record and a list.
     """
-    query = Asking(tmp_path, totals(), num_standbys=1, retained_for=3600)
+    query = FileQuery(tmp_path, totals(), num_standbys=1, retained_for=3600)
     query.feed(SETTLED)
     query.rest(3)
     before = query.requests_sent()
@@ -154,7 +154,7 @@ def test_a_cold_restore_sends_one_get_per_snapshot_and_delta(tmp_path: Path, ope
     """A cold restore sends one get per snapshot, one per delta, and two for records, because orders have only the
     newest links.
     """
-    query = Asking(tmp_path, operator, ("1",), snapshot_chain_links=4)
+    query = FileQuery(tmp_path, operator, ("1",), snapshot_chain_links=4)
     query.feed(SETTLED + 5)
     query.cluster.lose("1", disk=True)
     query.cluster.add("2")
@@ -181,7 +181,7 @@ def test_a_record_takes_a_few_bytes_per_link(tmp_path: Path, monkeypatch: pytest
     """A record lists every chain with a few bytes per link. Names are fixed, because random ones vary in size."""
     chance = random.Random(0)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4))
-    query = Asking(tmp_path, totals())
+    query = FileQuery(tmp_path, totals())
     sizes: dict[int, int] = {}
     for _ in RECORD_BYTES:
         query.feed()

@@ -28,13 +28,13 @@ def expected(world: Elastic) -> list[tuple[str, set[str], set[str]]]:
     left.
     """
     present = world.ownership.placement.present
-    known = {member.id for member in world.driver.operations.members}
+    member_ids = {member.id for member in world.driver.operations.members}
     tasks = [task(key_group, GROUP) for key_group in range(world.settings.key_groups)]
     return [
         (
-            str(present.owners.get(t, "")) if present.owners.get(t) in known else "",
-            {*present.standbys.get(t, ())} & known,
-            {*present.warmups.get(t, ())} & known,
+            str(present.owners.get(t, "")) if present.owners.get(t) in member_ids else "",
+            {*present.standbys.get(t, ())} & member_ids,
+            {*present.warmups.get(t, ())} & member_ids,
         )
         for t in tasks
     ]
@@ -46,12 +46,12 @@ def test_member_positions_stay_correct_while_executors_join_and_leave(tmp_path: 
     world = Elastic(tmp_path, executors=("1", "2"), key_groups=key_groups, num_standbys=1)
     world.feed(2)
     assert placement(world.driver.facts()) == expected(world)
-    seen = {tuple(member.id for member in world.driver.facts().members)}
+    seen_members = {tuple(member.id for member in world.driver.facts().members)}
     for name in map(str, range(3, 9)):
         world.cluster.add(name)
         world.feed()
         facts = world.driver.facts()
-        seen.add(tuple(member.id for member in facts.members))
+        seen_members.add(tuple(member.id for member in facts.members))
         assert placement(facts) == expected(world)
     for name in ("3", "5", "4"):
         world.cluster.lose(name)
@@ -60,7 +60,7 @@ def test_member_positions_stay_correct_while_executors_join_and_leave(tmp_path: 
             assert placement(world.driver.facts()) == expected(world)
         world.rest(2, 400)
         assert placement(world.driver.facts()) == expected(world)
-    assert len(seen) > 4
+    assert len(seen_members) > 4
 
 
 def test_counters_of_executors_that_left_are_removed(tmp_path: Path) -> None:

@@ -148,11 +148,11 @@ def test_the_row_digest_is_compared_if_offsets_are_unknown(
     all.
     """
     tail = replace(TAIL, offsets=None, input_digest=stored)
-    again = incoming(5, offsets=None, input_digest=digest)
+    repeated_batch = incoming(5, offsets=None, input_digest=digest)
     if repeat:
-        assert decide(tail, again, ROOT, Settings()) is Decision.REPEAT
+        assert decide(tail, repeated_batch, ROOT, Settings()) is Decision.REPEAT
     else:
-        conflict(tail, again)
+        conflict(tail, repeated_batch)
 
 
 def test_a_claim_keeps_the_offsets_of_the_last_batch(tmp_path: Path) -> None:

@@ -71,13 +71,13 @@ def test_a_query_continues_after_a_restart_with_changed_columns(
         for executor in ("1", "2"):
             world.cluster.lose(executor, disk=True)
         world.cluster.add("3")
-    state, wanted = CHANGED[change]
+    state, expected = CHANGED[change]
     world.operators = [keeping(state)]
     world.start()
     for version in (4, 5):
         world.batch(version, rows_of(*[(key, 7, 0) for key in [*keys, "new"]]))
         rows = {row.pop("k"): row for row in delivered(world)}
-        assert {key: rows[key] for key in keys} == dict.fromkeys(keys, wanted)
+        assert {key: rows[key] for key in keys} == dict.fromkeys(keys, expected)
 
 
 KEY = pa.schema([("k", pa.string())])

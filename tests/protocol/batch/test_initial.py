@@ -24,7 +24,7 @@ from tests.kit.state.drawn_records import PLAIN, drafted
 COLUMNS = pa.schema([("k", pa.string())])
 
 
-def given(name: str, store: str = "totals") -> Operator:
+def operator_with_initial(name: str, store: str = "totals") -> Operator:
     """Return an operator with an initial state."""
     return replace(totals(store), initial=COLUMNS, initial_name=name)
 
@@ -39,20 +39,21 @@ def test_an_initial_state_is_due_until_a_record_lists_it() -> None:
     """An initial state is due until a record lists its name for the store. One without a name is due until the store
     exists.
     """
-    assert is_initial_state_due(after(), given("a"))
-    assert is_initial_state_due(after("a"), given("b"))
-    assert not is_initial_state_due(after("a", "b"), given("a"))
-    assert is_initial_state_due(after("a", stores=("totals", "other")), given("a", "other"))
-    assert is_initial_state_due(PLAIN, given(USUAL_INITIAL))
-    assert not is_initial_state_due(after(), given(USUAL_INITIAL))
+    assert is_initial_state_due(after(), operator_with_initial("a"))
+    assert is_initial_state_due(after("a"), operator_with_initial("b"))
+    assert not is_initial_state_due(after("a", "b"), operator_with_initial("a"))
+    assert is_initial_state_due(after("a", stores=("totals", "other")), operator_with_initial("a", "other"))
+    assert is_initial_state_due(PLAIN, operator_with_initial(USUAL_INITIAL))
+    assert not is_initial_state_due(after(), operator_with_initial(USUAL_INITIAL))
     assert not is_initial_state_due(PLAIN, totals())
 
 
 def test_a_record_lists_earlier_and_new_initial_states() -> None:
     """A record lists each earlier and new initial state once, also of stores that do not run."""
     tail = after("a")
-    assert loaded_names(tail, [given("b"), given("c", "other"), totals()]) == {"totals": ("a", "b"), "other": ("c",)}
-    assert loaded_names(tail, [given("a")]) == {"totals": ("a",)}
+    operators = [operator_with_initial("b"), operator_with_initial("c", "other"), totals()]
+    assert loaded_names(tail, operators) == {"totals": ("a", "b"), "other": ("c",)}
+    assert loaded_names(tail, [operator_with_initial("a")]) == {"totals": ("a",)}
     assert loaded_names(PLAIN, [totals()]) == {}
 
 
@@ -61,9 +62,9 @@ def test_partition_dispatch_refuses_an_initial_state_that_is_due(dispatch: str) 
     """With partition or hashed dispatch, an initial state is refused if no record lists it."""
     for tail in (None, after("a")):
         with pytest.raises(ConfigError, match="RIFFLE-0807"):
-            check_initial(tail, dispatch, [given("b")])
-        check_initial(tail, "key_group", [given("b")])
-    check_initial(after("a"), dispatch, [given("a"), totals()])
+            check_initial(tail, dispatch, [operator_with_initial("b")])
+        check_initial(tail, "key_group", [operator_with_initial("b")])
+    check_initial(after("a"), dispatch, [operator_with_initial("a"), totals()])
 
 
 def test_an_aggregate_refuses_an_initial_state() -> None:

@@ -479,7 +479,7 @@ class TestMailboxFormat:
         store = MemoryStore()
         first = MailboxRequest(0, "first", "rebalance", {}, "ann", "a", 0, 10)
 
-        class Racing(FaultyStore):
+        class RacingStore(FaultyStore):
             """A store in which another operator writes first, once."""
 
             raced = False
@@ -490,7 +490,7 @@ class TestMailboxFormat:
                     add_request(store, MailboxRequest(0, "second", "pause", {}, "bob", "b", 0, 10), lambda: 0)
                 return super().put_if_absent(name, data)
 
-        assert add_request(Racing(store), first, lambda: 0).number == 2
+        assert add_request(RacingStore(store), first, lambda: 0).number == 2
         assert [(each.id, each.number) for each in read_mailbox(store)[0].requests] == [("second", 1), ("first", 2)]
 
     @pytest.mark.parametrize("kind", ["answer_lost", "request_lost"])

@@ -67,7 +67,7 @@ def columns(declared: Declared) -> Operator:
     return operator_of("kept", ["k"], arrow_function(keep, state=state, output=COLUMNS_OUT), (), ROWS)
 
 
-class Keeping(StatefulProcessor):
+class KeepingProcessor(StatefulProcessor):
     """A processor that does the same with variables. It writes one or both fields of a variable, as declared."""
 
     def __init__(self, declared: Declared) -> None:
@@ -136,7 +136,7 @@ def carried(kind: str, before: object) -> object:
 
 def variables(declared: Declared) -> Operator:
     """Return an operator of the processor."""
-    processor = transform_with_state(Keeping(declared), key="k", output="k string, seen string", store="kept")
+    processor = transform_with_state(KeepingProcessor(declared), key="k", output="k string, seen string", store="kept")
     return operator_of("kept", ["k"], processor.compute, (), ROWS)
 
 

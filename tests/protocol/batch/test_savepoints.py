@@ -307,18 +307,18 @@ def test_concurrent_deletes_and_scans_keep_a_new_savepoint(tmp_path: Path, point
     deleted.
     """
     accepted = 0
-    calls = Waiting(tmp_path / "counted", 0).work(-1)
+    calls = QueryWithPendingWork(tmp_path / "counted", 0).work(-1)
     assert calls > 20
     for back in (0, 2, 5):
         for index in range(0, calls, max(1, calls // points)):
-            waiting = Waiting(tmp_path / f"{back}-{index}", back)
+            waiting = QueryWithPendingWork(tmp_path / f"{back}-{index}", back)
             waiting.work(index)
             assert waiting.query.missing() == [], f"record {back} before the newest, at request {index} of {calls}"
             accepted += bool(waiting.query.tail.savepoints)
     assert accepted >= points, "too few savepoints were accepted to show anything"
 
 
-class Waiting:
+class QueryWithPendingWork:
     """A query after some batches whose deletes and scans are waiting, and an operator who requests a savepoint."""
 
     def __init__(self, folder: Path, back: int) -> None:
@@ -374,7 +374,7 @@ def test_a_repeated_scan_keeps_newer_savepoints(tmp_path: Path) -> None:
 
 def test_a_fenced_driver_keeps_savepoints_of_the_next_driver(tmp_path: Path) -> None:
     """Deletes and scans of a fenced driver keep a savepoint that another driver has created."""
-    waiting = Waiting(tmp_path, 0)
+    waiting = QueryWithPendingWork(tmp_path, 0)
     query = waiting.query
     background = query.background
     query.start()

@@ -15,7 +15,7 @@ from riffle_spark.messages.slot_orders import LateRule, Order
 from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.protocol.operator import Operator, operator_of, with_late
 from riffle_spark.testing import Attempt, Crashed, Harness
-from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, Mode, rows_of, told
+from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, Mode, rows_of, window_counts
 from tests.kit.simulated.world import World
 
 
@@ -77,7 +77,7 @@ def test_windows_close_and_accept_rows_as_in_sparks_aggregate(
             query.advance_watermark(step.watermark * 1000)
             query.available_now = steps is AT_ONCE
             rows = rows_of(*step.rows, length=5 if steps is AT_ONCE else 10)
-            assert told(query.feed(rows)) == sorted(step.out), f"batch {number}"
+            assert window_counts(query.feed(rows)) == sorted(step.out), f"batch {number}"
             assert query.reports[-1].late_rows == step.late, f"batch {number}"
             assert query.reports[-1].rows == len(step.rows)
             if restarts:
@@ -98,7 +98,7 @@ def test_a_repeated_batch_has_the_same_late_and_due_rows(step: str) -> None:
         with pytest.raises(Crashed):
             query.feed(rows_of((1, "late"), (60, "b")))
         query.feed(rows_of((1, "late"), (60, "b")))
-        assert told(query.delivered()) == [(10, "a", 1), (50, "a", 2)]
+        assert window_counts(query.delivered()) == [(10, "a", 1), (50, "a", 2)]
         assert [key[1] for key in query.state()] == ["b"]
 
 
@@ -194,7 +194,7 @@ def test_complete_mode_outputs_all_keys_in_each_batch(per_key_group: bool, execu
             for time, key in times:
                 end = time - time % 10 + 10
                 model[end, key] = model.get((end, key), 0) + 1
-            rows = told(complete.feed(rows_of(*times)))
+            rows = window_counts(complete.feed(rows_of(*times)))
             assert rows == sorted((*key, count) for key, count in model.items())
             assert complete.reports[-1].keys == len({(time // 10, key) for time, key in times})
             complete.crash(lose_copies=number % 2 == 1)

@@ -63,7 +63,7 @@ WILLS = st.builds(
 )  # fmt: skip
 
 
-class BehindClock(ManualClock):
+class LateClock(ManualClock):
     """A clock that is three hours behind that of another driver."""
 
     def wall_ms(self) -> int:
@@ -115,11 +115,11 @@ def test_a_new_driver_applies_the_requests_in_the_record_of_a_batch(tmp_path: Pa
     for name in THREE:
         world.cluster.add(name, cores=2)
     world.feed(4)
-    asked, group = world.driver.operations, min(world.owned("2"))
-    asked.drain("1")
-    asked.pin(group, "3")
-    asked.remove_worker()
-    asked.reconfigure(world.driver.settings, {"num_standbys": 1})
+    operations, group = world.driver.operations, min(world.owned("2"))
+    operations.drain("1")
+    operations.pin(group, "3")
+    operations.remove_worker()
+    operations.reconfigure(world.driver.settings, {"num_standbys": 1})
     world.feed()
     before = len(world.memory.list(paths.LOG))
     world.start()
@@ -297,7 +297,7 @@ def test_a_driver_whose_clock_is_behind_waits_for_the_delay_only(tmp_path: Path)
     world = running(tmp_path, scheduled_rebalance_max_delay=DELAY)
     world.cluster.lose("1")
     world.feed()
-    world.clock = BehindClock()
+    world.clock = LateClock()
     world.start()
     world.feed()
     assert len(world.ownership.membership.lost) == 1

@@ -92,8 +92,8 @@ def test_an_accepted_store_continues_with_its_earlier_batches(without: str, lost
             world.cluster.lose(executor, disk=True)
         world.cluster.add("3")
     restarted(world, two_stores(), accept=["totals"])
-    (told,) = (line for line in world.batch(7, one(1)).warnings if "totals" in line)
-    assert told.startswith("[RIFFLE-0812] Store 'totals' continues from batch 3")
+    (store_warning,) = (line for line in world.batch(7, one(1)).warnings if "totals" in line)
+    assert store_warning.startswith("[RIFFLE-0812] Store 'totals' continues from batch 3")
     assert world.state("totals") == {"a": (5, 5)}
     assert "totals" not in tail_of(world).stale_stores
     restarted(world, two_stores(), accept=[])
@@ -107,9 +107,9 @@ def test_omitting_a_store_is_a_warning_once(without: str, tmp_path: Path) -> Non
     world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     restarted(world, WITHOUT[without]())
-    (told,) = world.batch(1, one(1)).warnings
-    assert "totals" in told
-    assert "batch 0 (riffle rollback)" in told
+    (store_warning,) = world.batch(1, one(1)).warnings
+    assert "totals" in store_warning
+    assert "batch 0 (riffle rollback)" in store_warning
     assert world.batch(2, one(1)).warnings == ()
 
 
@@ -198,8 +198,8 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
     (note,) = verify(world.home.root).findings
     assert "'totals' lacks rows from before the first batch" in note.problem
     restarted(world, two_stores(), accept=["totals"])
-    (told,) = world.batch(1, one(1)).warnings
-    assert told.startswith("[RIFFLE-0812]")
+    (store_warning,) = world.batch(1, one(1)).warnings
+    assert store_warning.startswith("[RIFFLE-0812]")
     assert world.state("totals") == {"a": (5, 5)}
 
 

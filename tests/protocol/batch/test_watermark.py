@@ -97,11 +97,11 @@ def test_a_watermark_never_decreases(tmp_path: Path) -> None:
     catches up.
     """
     world = World(tmp_path, operators=[counted()])
-    seen = []
+    watermarks = []
     for version, rows in enumerate([events(9_000), events(3_000), events(), events(None)]):
         world.batch(version, rows)
-        seen.append((tail(world).late_watermark_ms, tail(world).watermark_ms))
-    assert seen == [(0, 8_000), (8_000, 8_000), (8_000, 8_000), (8_000, 8_000)]
+        watermarks.append((tail(world).late_watermark_ms, tail(world).watermark_ms))
+    assert watermarks == [(0, 8_000), (8_000, 8_000), (8_000, 8_000), (8_000, 8_000)]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -46,9 +46,9 @@ class Interleaved:
         """Add a member that joins or returns."""
         if member in self.members.live:
             return
-        found = Census(member, member, copies=tuple(("s", group, 1, "1-a") for group in sorted(groups)))
-        self.members.add([found], [Executor(member, "host", 1)], {})
-        self.copies.record_census(found)
+        report = Census(member, member, copies=tuple(("s", group, 1, "1-a") for group in sorted(groups)))
+        self.members.add([report], [Executor(member, "host", 1)], {})
+        self.copies.record_census(report)
         self.unanswered |= {(member, group) for group in groups}
 
     def report(self, member: str, group: int) -> None:
@@ -78,26 +78,26 @@ class Interleaved:
         """Let time pass and clean up. Return the removed copies."""
         self.now += seconds
         drops = self.idle.take_due(self.copies, self.members.live, self.now, DELAY)
-        return {(member, drop.key_group) for member, gone in drops.items() for drop in gone}
+        return {(member, drop.key_group) for member, due_drops in drops.items() for drop in due_drops}
 
 
 @given(ACTS)
 def test_no_copy_is_removed_before_its_report_is_answered_i9(acts: list[tuple[str, object, object]]) -> None:
     """No removed copy was unanswered or has a place in the current assignment, and each copy is removed once."""
     world = Interleaved()
-    for what, one, other in acts:
-        gone = getattr(world, what)(one, other) or set()
-        assert not gone & world.unanswered
-        assert not gone & world.needed
-        assert all(("s", group) not in world.copies.of_member(member) for member, group in gone)
+    for action, one, other in acts:
+        removed_copies = getattr(world, action)(one, other) or set()
+        assert not removed_copies & world.unanswered
+        assert not removed_copies & world.needed
+        assert all(("s", group) not in world.copies.of_member(member) for member, group in removed_copies)
 
 
 @given(ACTS)
 def test_idle_copies_are_removed_after_the_delay(acts: list[tuple[str, object, object]]) -> None:
     """After an assignment and the delay, only copies with a place in the assignment are left."""
     world = Interleaved()
-    for what, one, other in acts:
-        getattr(world, what)(one, other)
+    for action, one, other in acts:
+        getattr(world, action)(one, other)
     world.assign("m1", keeps=False)
     world.due(DELAY, None)
     left = {(member, group) for member in world.members.live for _, group in world.copies.of_member(member)}

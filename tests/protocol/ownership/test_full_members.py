@@ -45,9 +45,11 @@ def quarantined_as(
 def test_a_full_disk_counts_as_free_only_well_below_its_mark() -> None:
     """A disk that was above a mark must be some way below it before it counts as free."""
     quarantine = Quarantine()
-    seen = [quarantined_as(quarantine, {"a": used, "b": 0.1, "c": 0.1}) for used in (0.795, 0.805, 0.795, 0.789, 0.795)]
+    quarantined = [
+        quarantined_as(quarantine, {"a": used, "b": 0.1, "c": 0.1}) for used in (0.795, 0.805, 0.795, 0.789, 0.795)
+    ]
     full = {1: ("a",), 2: ("a",)}
-    assert seen == [{}, full, full, {}, {}]
+    assert quarantined == [{}, full, full, {}, {}]
 
 
 def test_full_memory_counts_as_free_only_well_below_its_mark() -> None:

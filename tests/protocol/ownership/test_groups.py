@@ -125,26 +125,26 @@ def test_a_pin_applies_to_one_group_and_survives_the_driver(tmp_path: Path) -> N
     world = in_groups(tmp_path)
     world.feed(3)
     before = owners(world)
-    (wanted,) = {world.member("1"), world.member("2")} - {before["heavy"][0]}
+    (target,) = {world.member("1"), world.member("2")} - {before["heavy"][0]}
     one_of = world.ownership.placement.task_of(0, "models")
     assert one_of == task(0, "heavy")
-    for store, told in ((None, "RIFFLE-0236"), ("modles", "models")):
-        with pytest.raises(ConfigError, match=told):
+    for store, message in ((None, "RIFFLE-0236"), ("modles", "models")):
+        with pytest.raises(ConfigError, match=message):
             world.ownership.placement.task_of(0, store)
-    world.driver.operations.pin(0, wanted, "heavy")
+    world.driver.operations.pin(0, target, "heavy")
     moves = [move for report in world.settle() for move in report.moves if move["role"] == "owner"]
-    assert owners(world)["heavy"][0] == wanted
+    assert owners(world)["heavy"][0] == target
     assert {(move.get("group"), move["key_group"]) for move in moves} >= {("heavy", 0)}
     world.start()
     world.feed()
     place = world.ownership.placement.place_of(one_of)
     assert place is not None
-    assert (place.owner, place.group) == (wanted, "heavy")
-    assert world.driver.operations.requests.pins == {one_of: wanted}
+    assert (place.owner, place.group) == (target, "heavy")
+    assert world.driver.operations.requests.pins == {one_of: target}
     restart(world, store_groups=())
     report = world.feed()
     assert any("[RIFFLE-0802] Dropped the pins heavy/0" in text for text in report.warnings)
-    world.driver.operations.drain(wanted)
+    world.driver.operations.drain(target)
     check_states(world)
 
 
@@ -186,7 +186,7 @@ def test_a_store_that_joins_during_a_run_gets_its_own_group(tmp_path: Path, grou
     assert len(entries) == 5
     assert all(entry.snapshot and len(entry.chain) <= 6 for entry in entries)
     since = {key: (n - missed[key][0], total - missed[key][1]) for key, (n, total) in world.fed.items()}
-    assert world.state("models") == {key: found for key, found in since.items() if found[0]}
+    assert world.state("models") == {key: state_of_key for key, state_of_key in since.items() if state_of_key[0]}
     before = owners(world)
     world.operators.remove(late)
     world.feed()
@@ -201,20 +201,20 @@ def test_the_owner_in_the_group_of_a_store_takes_its_snapshots(tmp_path: Path) -
     """The owner in the store's group takes its snapshots, so no other member restores a copy for them."""
     world = in_groups(tmp_path)
     world.settle()
-    upkeep, taken = world.cluster.upkeep, set[tuple[str, int, str]]()
+    upkeep, snapshots = world.cluster.upkeep, set[tuple[str, int, str]]()
 
     def noted(orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         for executor, order in orders.items():
-            taken.update((each.store, each.key_group, world.member(executor)) for each in order.snapshots)
+            snapshots.update((each.store, each.key_group, world.member(executor)) for each in order.snapshots)
         return upkeep(orders)
 
     world.cluster.upkeep = noted  # type: ignore[method-assign]
     reports = [world.feed() for _ in range(12)]
     by_store = {"totals": owners(world)[GROUP], "models": owners(world)["heavy"]}
     apart = {kg for kg in range(5) if len({by_store[store][kg] for store in by_store}) > 1}
-    assert {(store, kg) for store, kg, _ in taken} == {(store, kg) for store in by_store for kg in range(5)}
+    assert {(store, kg) for store, kg, _ in snapshots} == {(store, kg) for store in by_store for kg in range(5)}
     assert apart, "the groups have different owners"
-    assert {(store, kg): member for store, kg, member in taken} == {
+    assert {(store, kg): member for store, kg, member in snapshots} == {
         (store, kg): by_store[store][kg] for store in by_store for kg in range(5)
     }
     assert sum(report.upkeep_restores for report in reports) == 0

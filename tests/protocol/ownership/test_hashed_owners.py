@@ -37,8 +37,8 @@ def test_hashed_owners_depend_on_the_members_only() -> None:
     layout = hashed_layout(members, SHARDS)
     assert sorted(place.key_groups for place in layout.slots) == sorted(filter(None, dealt))
     assert tuple(place.number for place in layout.slots) == slot_numbers(len(layout.slots))
-    again = hashed_assignment(members, SHARDS, assignment)
-    assert (again.owners, again.moves) == (assignment.owners, ())
+    second_assignment = hashed_assignment(members, SHARDS, assignment)
+    assert (second_assignment.owners, second_assignment.moves) == (assignment.owners, ())
 
 
 def test_a_drained_member_owns_nothing_while_others_live() -> None:

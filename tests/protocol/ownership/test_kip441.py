@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.simulated.elastic_world import Elastic, held
+from tests.kit.simulated.elastic_world import Elastic, member_roles
 
 T1, T2, T3, T4 = range(4)
 GROUPS_OF_THREE, GROUPS_OF_FOUR = 3, 4
@@ -32,7 +32,11 @@ def test_scaling_out(tmp_path: Path) -> None:
     world.arrange({"I1": ({T1, T3}, {T2}), "I2": ({T2}, {T1, T3})})
     world.cluster.add("I3")
     world.feed()
-    assert everybody(world) == {"I1": held({T1, T3}, {T2}), "I2": held({T2}, {T1, T3}), "I3": held(warm={T1, T3})}
+    assert everybody(world) == {
+        "I1": member_roles({T1, T3}, {T2}),
+        "I2": member_roles({T2}, {T1, T3}),
+        "I3": member_roles(warm={T1, T3}),
+    }
     report = world.feed()
     assert (report.probes_run, report.restores, report.fetched_snapshot_bytes) == (1, 0, 0)
     after = everybody(world)
@@ -59,9 +63,9 @@ def test_scaling_in_with_standbys_in_sync(tmp_path: Path) -> None:
     reports = [world.feed()]
     assert {executor: len(owned) for executor, (owned, _, _) in everybody(world).items()} == {"I2": 2, "I3": 2}
     reports.append(world.feed())
-    assert everybody(world) == {"I2": held({T1, T4}, {T2, T3}), "I3": held({T2, T3}, {T1, T4})}
+    assert everybody(world) == {"I2": member_roles({T1, T4}, {T2, T3}), "I3": member_roles({T2, T3}, {T1, T4})}
     world.feed(3)
-    assert everybody(world) == {"I2": held({T1, T4}, {T2, T3}), "I3": held({T2, T3}, {T1, T4})}
+    assert everybody(world) == {"I2": member_roles({T1, T4}, {T2, T3}), "I3": member_roles({T2, T3}, {T1, T4})}
     assert [(report.restores, report.fetched_bytes) for report in reports] == [(0, 0), (0, 0)]
     world.check_state()
 
@@ -74,11 +78,13 @@ def test_scaling_in_with_standbys_that_lag(tmp_path: Path) -> None:
     world.cluster.lose("I1", planned=True)
     for _ in range(3):
         report = world.feed()
-        assert everybody(world) == {"I2": held({T1, T2, T4}, {T3}), "I3": held({T3}, {T1, T2, T4})}
+        assert everybody(world) == {"I2": member_roles({T1, T2, T4}, {T3}), "I3": member_roles({T3}, {T1, T2, T4})}
         assert report.probes_run == 0, "no copy has caught up, so no probe runs"
     world.driver.operations.request_rebalance()
     world.feed()
-    assert everybody(world) == {"I2": held({T1, T2, T4}, {T3}), "I3": held({T3}, {T1, T2, T4})}, "I3 still lags"
+    assert everybody(world) == {"I2": member_roles({T1, T2, T4}, {T3}), "I3": member_roles({T3}, {T1, T2, T4})}, (
+        "I3 still lags"
+    )
     world.cluster.stalled = set()
     world.feed()
     report = world.feed()

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int = 1000) -> None:
     """Give an executor ``most`` MB of memory. Its worker takes ``worker`` MB and ``each`` MB per owned key-group."""
 
-    def told() -> tuple[int, int]:
+    def measure_memory() -> tuple[int, int]:
         member = world.ownership.membership.of_executor(executor)
         owned = [m for m in world.ownership.placement.present.owners.values() if member is not None and m == member.id]
-        taken = min(worker + each * len(owned), most)
-        return taken * 10**6, (most - taken) * 10**6
+        used_mb = min(worker + each * len(owned), most)
+        return used_mb * 10**6, (most - used_mb) * 10**6
 
-    world.cluster.memories[executor] = told
+    world.cluster.memories[executor] = measure_memory
 
 
 def test_key_groups_leave_a_member_short_of_memory_two_at_a_time(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_key_groups_leave_a_member_short_of_memory_two_at_a_time(tmp_path: Path)
     assert world.owned("1") <= before, "above 0.9 a member gets no tasks"
     assert world.holds("1")[1] == set(), "a member that cannot own tasks has no standbys"
     assert sum(report.restores for report in reports) == 0
-    (told,) = warnings(reports, "960 MB, and 40 MB are free")
-    assert world.member("1") in told
+    (warning,) = warnings(reports, "960 MB, and 40 MB are free")
+    assert world.member("1") in warning
     (state,) = (each for each in world.driver.ownership.member_states() if each.id == world.member("1"))
     assert (state.memory_bytes, state.memory_used_share) == (910 * 10**6, 0.91)
     in_memory(world, "1", 100, 25)
@@ -112,11 +112,11 @@ def test_the_memory_of_a_worker_counts_once_for_all_its_stores() -> None:
     member.
     """
 
-    def told(member: str, store: str, slot: int, memory: tuple[int, int]) -> Receipt:
+    def receipt(member: str, store: str, slot: int, memory: tuple[int, int]) -> Receipt:
         return Receipt(store, slot, "", 0, member, "1", memory=memory)
 
     receipts = [
-        told("m1", "a", 0, (5, 90)), told("m1", "b", 0, (7, 80)), told("m1", "a", 1, (2, 85)),
-        told("m2", "a", 2, (4, 9)), told("m3", "a", 3, (0, 0)),
+        receipt("m1", "a", 0, (5, 90)), receipt("m1", "b", 0, (7, 80)), receipt("m1", "a", 1, (2, 85)),
+        receipt("m2", "a", 2, (4, 9)), receipt("m3", "a", 3, (0, 0)),
     ]  # fmt: skip
     assert memory_by_member(receipts, ONE_GROUP) == {"m1": (9, 80), "m2": (4, 9)}

@@ -270,7 +270,7 @@ def test_a_drained_member_owns_all_tasks_if_all_others_are_lost(tmp_path: Path) 
     world.check_state()
 
 
-class AfterAnother:
+class OvertakenLock:
     """A lock that another thread always takes first, to make a request."""
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ class AfterAnother:
 
 def test_requests_of_two_threads_do_not_undo_each_other() -> None:
     """The request of the second thread is checked against that of the first one, and does not undo it."""
-    lock = AfterAnother()
+    lock = OvertakenLock()
     register = RequestRegister(8, "key_group", lock)
     register.set_members((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))
     lock.first.append(lambda: register.drain("m2"))

@@ -19,9 +19,9 @@ def test_a_copy_is_warm_up_to_the_acceptable_lag(tmp_path: Path) -> None:
     assert len(copies.readiness) == 2
     assert all(copy.warm for copy in copies.readiness)
     world.cluster.stalled = {"1", "2"}
-    seen = set()
+    lags = set()
     for _ in range(5):
         world.feed()
-        seen |= {(copy.lag_records, copy.warm) for copy in copies.readiness if copy.role == "standby"}
-    assert all(warm == (lag <= 2 * TOUCHED) for lag, warm in seen)
-    assert {warm for _, warm in seen} == {True, False}
+        lags |= {(copy.lag_records, copy.warm) for copy in copies.readiness if copy.role == "standby"}
+    assert all(warm == (lag <= 2 * TOUCHED) for lag, warm in lags)
+    assert {warm for _, warm in lags} == {True, False}

@@ -15,7 +15,7 @@ from tests.kit.simulated.elastic_world import Elastic
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
-class Scribe(RebalanceListener):
+class RecordingListener(RebalanceListener):
     """Records the calls of a listener."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Scribe(RebalanceListener):
         self.heard.append((what, tuple(sorted(int(move["key_group"]) for move in moves))))
 
 
-class Broken(RebalanceListener):
+class FailingListener(RebalanceListener):
     """Raises an error in `on_assigned`."""
 
     def on_assigned(self, moves: Sequence[MoveFields]) -> None:
@@ -77,7 +77,7 @@ def test_listeners_get_on_revoked_and_on_assigned_before_the_batch(tmp_path: Pat
     """For a move of a live owner, `on_revoked` and then `on_assigned` are called before the batch runs on the new
     owner.
     """
-    world, scribe = Elastic(tmp_path), Scribe()
+    world, scribe = Elastic(tmp_path), RecordingListener()
     world.ownership.placement.listener = scribe
     world.at_step = {"before run": lambda: scribe.heard.append(("batch", ()))}
     world.feed()
@@ -95,7 +95,7 @@ def test_listeners_get_on_revoked_and_on_assigned_before_the_batch(tmp_path: Pat
 
 def test_listeners_get_on_lost_for_tasks_of_a_lost_owner(tmp_path: Path) -> None:
     """For tasks of a lost owner, `on_lost` and then `on_assigned` are called."""
-    world, scribe = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1), Scribe()
+    world, scribe = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1), RecordingListener()
     world.feed(3)
     world.ownership.placement.listener = scribe
     lost = tuple(sorted(world.owned("1")))
@@ -107,7 +107,7 @@ def test_listeners_get_on_lost_for_tasks_of_a_lost_owner(tmp_path: Path) -> None
 def test_a_failing_listener_is_a_warning(tmp_path: Path) -> None:
     """If a listener fails, the report has a warning, and the batch runs."""
     world = Elastic(tmp_path)
-    world.ownership.placement.listener = Broken()
+    world.ownership.placement.listener = FailingListener()
     report = world.feed()
     assert any(
         "on_assigned of the rebalance listener failed" in warning and "cannot hear of 6 moves" in warning
@@ -128,17 +128,17 @@ def test_a_query_without_triggers_computes_no_assignment(tmp_path: Path) -> None
     assert world.ownership.placement.present is present
 
 
-class Deaf:
+class PartialListener:
     """Has only one method of a listener."""
 
     def on_assigned(self, moves: Sequence[MoveFields]) -> None:
         """Do nothing."""
 
 
-@pytest.mark.parametrize("listener", [Deaf(), print, Scribe])
+@pytest.mark.parametrize("listener", [PartialListener(), print, RecordingListener])
 def test_an_invalid_listener_is_refused_when_it_is_set(listener: object) -> None:
     """An object that is no listener is refused when it is set, not with the first batch."""
     with pytest.raises(ConfigError, match="RIFFLE-0238"):
         check_listener(listener)
     check_listener(None)
-    check_listener(Scribe())
+    check_listener(RecordingListener())

@@ -13,7 +13,7 @@ from tests.kit.simulated.world import World, one
 pytestmark = pytest.mark.usefixtures("short_cycles")
 
 
-def told(world: World) -> list[Record]:
+def all_records(world: World) -> list[Record]:
     """Return all records."""
     log = world.log()
     assert log.tail is not None
@@ -28,7 +28,7 @@ def test_full_records_list_the_live_members(tmp_path: Path) -> None:
     world.cluster.lose("2")
     for version in range(5, 9):
         world.batch(version, one(1))
-    full = [record for record in told(world) if record.full == record.sequence]
+    full = [record for record in all_records(world) if record.full == record.sequence]
     hosts = [sorted((member.executor, member.host, member.slots) for member in record.members) for record in full]
     assert hosts == [[], [("1", "host-1", 1), ("2", "host-2", 1)], [("1", "host-1", 1)]]
     assert {member.id for member in full[1].members} >= set(full[1].owners.values())
@@ -41,7 +41,7 @@ def test_a_record_lists_members_that_differ_from_its_full_record(tmp_path: Path)
         world.batch(version, one(1))
     world.cluster.lose("2")
     world.batch(5, one(1))
-    records = told(world)
+    records = all_records(world)
     shown = [(record.sequence == record.full, sorted(each.executor for each in record.members)) for record in records]
     assert shown == [
         (True, []), (False, ["1", "2"]), (False, ["1", "2"]), (False, ["1", "2"]),
@@ -54,7 +54,7 @@ def test_claims_and_adoptions_keep_the_listed_members(tmp_path: Path) -> None:
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
         world.batch(version, one(1))
-    known = next(record.members for record in told(world) if record.members)
+    listed_members = next(record.members for record in all_records(world) if record.members)
     for _ in range(3):
         world.start()
         world.batch(4, one(1))
@@ -62,5 +62,8 @@ def test_claims_and_adoptions_keep_the_listed_members(tmp_path: Path) -> None:
     checkpoint.mkdir()
     (checkpoint / "metadata").write_text('{"id": "other"}')
     adopt(world.home.root, str(checkpoint), execute=True)
-    full = [record for record in told(world) if record.full == record.sequence]
-    assert [(record.kind, record.members) for record in full[2:]] == [("claim", known), ("adopt", known)]
+    full = [record for record in all_records(world) if record.full == record.sequence]
+    assert [(record.kind, record.members) for record in full[2:]] == [
+        ("claim", listed_members),
+        ("adopt", listed_members),
+    ]

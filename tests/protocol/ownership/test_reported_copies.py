@@ -37,7 +37,7 @@ ACTS = st.lists(
 )
 
 
-class Past:
+class KeyGroupHistory:
     """A history of one key-group: links, snapshots that replace them, and the copy of a member."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -50,9 +50,9 @@ class Past:
         self.replaced_at: dict[Head, int] = {}
         self.first_whole = 0
 
-    def act(self, what: str) -> None:
+    def act(self, action: str) -> None:
         """Run one step of the history."""
-        getattr(self, what)()
+        getattr(self, action)()
 
     def batch(self) -> None:
         """Commit a link."""
@@ -76,8 +76,10 @@ class Past:
         if self.entry.chain:
             self.sequence += 1
             head = self.chance.choice(self.entry.chain).head
-            taken = Snapshot(paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20)
-            after = self.entry.replace_by_snapshot(taken)
+            new_snapshot = Snapshot(
+                paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20
+            )
+            after = self.entry.replace_by_snapshot(new_snapshot)
             assert after is not None
             self.copies.record_removed_links(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after
@@ -100,7 +102,7 @@ class Past:
 @given(ACTS, st.randoms(use_true_random=False))
 def test_missing_links_connect_the_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
     """The missing links start after the head of the copy, are in commit order, and end at the head of the key-group."""
-    past = Past(chance)
+    past = KeyGroupHistory(chance)
     for act in acts:
         past.act(act)
         missing = past.copies.missing_links(MEMBER, ADDRESS, past.entry)
@@ -117,7 +119,7 @@ def test_missing_links_connect_the_copy_to_the_head(acts: list[str], chance: ran
 
 def test_a_shortened_trail_is_not_used_by_older_copies() -> None:
     """A copy from before a forgotten link cannot use the rest of the trail."""
-    past = Past(random.Random(0))
+    past = KeyGroupHistory(random.Random(0))
     past.batch()
     past.snapshot()
     past.copies.forget_trails(past.sequence)
@@ -134,7 +136,7 @@ def test_a_shortened_trail_is_not_used_by_older_copies() -> None:
 
 def test_a_trail_has_only_the_newest_links() -> None:
     """A trail has the newest 64 links. A copy that is further behind lacks the whole state."""
-    past = Past(random.Random(0))
+    past = KeyGroupHistory(random.Random(0))
     for _ in range(100):
         past.batch()
         past.snapshot()
@@ -146,7 +148,7 @@ def test_a_trail_has_only_the_newest_links() -> None:
 
 def test_a_census_replaces_all_known_copies_of_its_member() -> None:
     """A census replaces all known copies of its member."""
-    past = Past(random.Random(0))
+    past = KeyGroupHistory(random.Random(0))
     past.batch()
     head = past.heads[-1]
     past.copies.record_census(Census("1", MEMBER, copies=((*ADDRESS, *head), ("other", 0, *head))))
@@ -160,7 +162,7 @@ def test_lag_is_the_size_of_missing_links_that_are_not_local(acts: list[str], ch
     """The lag is 0 if the member has all missing links. It is the whole state if the copy cannot follow the log.
     Without a snapshot, a copy that is not on the chain lags by the chain.
     """
-    past = Past(chance)
+    past = KeyGroupHistory(chance)
     for act in acts:
         past.act(act)
         missing = past.copies.missing_links(MEMBER, ADDRESS, past.entry)
@@ -188,7 +190,7 @@ def test_only_the_last_256_deltas_of_a_member_are_known() -> None:
 @given(ACTS, st.randoms(use_true_random=False))
 def test_missing_links_are_read_from_the_chain_without_trails(acts: list[str], chance: random.Random) -> None:
     """After all trails are forgotten, the missing links are on the chain, or unknown."""
-    past = Past(chance)
+    past = KeyGroupHistory(chance)
     for act in acts:
         past.act(act)
     past.copies.forget_trails(past.sequence)
@@ -200,7 +202,7 @@ def test_missing_links_are_read_from_the_chain_without_trails(acts: list[str], c
 @given(ACTS, st.randoms(use_true_random=False))
 def test_a_follow_order_has_the_entry_and_the_missing_links(acts: list[str], chance: random.Random) -> None:
     """An order has the entry of the manifest, and the number of newest links that the copy lacks."""
-    past = Past(chance)
+    past = KeyGroupHistory(chance)
     for act in acts:
         past.act(act)
         entry = past.copies.entry_to_follow(MEMBER, ADDRESS, past.entry) if past.entry.head != EMPTY_HEAD else None
@@ -214,7 +216,7 @@ def test_a_follow_order_has_the_entry_and_the_missing_links(acts: list[str], cha
         assert follow.is_whole == (entry.cut is None)
 
 
-class Real:
+class StoredKeyGroup:
     """One key-group with objects in a store and local copies."""
 
     def __init__(self, local: Path) -> None:
@@ -276,7 +278,7 @@ class Real:
 def test_a_followed_entry_brings_a_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
     """After any history, the copy equals one that was restored from the objects."""
     with tempfile.TemporaryDirectory() as local:
-        real = Real(Path(local))
+        real = StoredKeyGroup(Path(local))
         real.batch(chance)
         for act in [*acts, "follow"]:
             if act == "batch":

@@ -37,7 +37,7 @@ def test_a_pointer_standby_keeps_no_copy_and_fetches_nothing(tmp_path: Path) -> 
 def test_a_pointer_refers_to_the_newest_snapshot(tmp_path: Path) -> None:
     """The readiness has the newest snapshot and version of each store."""
     world = pointing(tmp_path)
-    seen: dict[int, list[int]] = {}
+    pointed_versions: dict[int, list[int]] = {}
     for _ in range(9):
         world.feed()
         entries = world.log().manifest.entries
@@ -48,9 +48,11 @@ def test_a_pointer_refers_to_the_newest_snapshot(tmp_path: Path) -> None:
             assert newest is not None
             assert version <= newest.head.version
             assert snapshot.startswith(f"{version}-") or str(version) in snapshot
-            seen.setdefault(copy.key_group, []).append(version)
-    assert set(seen) == set(range(6))
-    assert all(versions == sorted(versions) and len(set(versions)) >= 2 for versions in seen.values()), seen
+            pointed_versions.setdefault(copy.key_group, []).append(version)
+    assert set(pointed_versions) == set(range(6))
+    assert all(versions == sorted(versions) and len(set(versions)) >= 2 for versions in pointed_versions.values()), (
+        pointed_versions
+    )
 
 
 def test_a_promoted_pointer_standby_fetches_and_reports_snapshots(tmp_path: Path) -> None:
@@ -82,8 +84,8 @@ def test_a_pointer_ranks_after_a_real_copy(tmp_path: Path) -> None:
     old = manifest.entry("totals", group).chain
     head = old[0].head if len(old) > 1 else manifest.entry("totals", group).base
     ownership.copies.reported.record_copies(holder, [("totals", group, *head)])
-    gone = world.member("1")
-    ownership.membership.live.pop(gone)
+    lost_member = world.member("1")
+    ownership.membership.live.pop(lost_member)
     situation = ownership.placement.situation(manifest, ("totals",), world.clock.seconds())
     after = assign(view_of(situation, world.settings), assign_settings(world.settings, frozenset()))
     owners = {t.key_group: owner for t, owner in after.owners.items()}

@@ -79,13 +79,13 @@ def test_no_batch_waits_for_the_census_of_a_new_executor(tmp_path: Path) -> None
     world.check_state()
 
 
-class Moody:
+class FailingAssignor:
     """An assignor that fails with three members."""
 
     made = 0
 
     def __init__(self) -> None:
-        Moody.made += 1
+        FailingAssignor.made += 1
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the default assignment, or fail with three members."""
@@ -96,8 +96,8 @@ class Moody:
 
 def test_a_failing_assignor_does_not_end_the_query(tmp_path: Path) -> None:
     """Owners and standbys stay, and the report has the error and its line."""
-    Moody.made = 0
-    world = Elastic(tmp_path, num_standbys=1, assignor=f"{Moody.__module__}.{Moody.__qualname__}")
+    FailingAssignor.made = 0
+    world = Elastic(tmp_path, num_standbys=1, assignor=f"{FailingAssignor.__module__}.{FailingAssignor.__qualname__}")
     world.feed(3)
     before = dict(world.ownership.placement.present.owners), dict(world.ownership.placement.present.standbys)
     world.cluster.add("3")
@@ -107,7 +107,7 @@ def test_a_failing_assignor_does_not_end_the_query(tmp_path: Path) -> None:
     world.cluster.add("4")
     world.settle()
     assert world.owned("4")
-    assert Moody.made == 1
+    assert FailingAssignor.made == 1
     world.check_state()
 
 
@@ -116,7 +116,7 @@ def test_racks_of_members_are_read_from_ports_racks_of(tmp_path: Path) -> None:
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=1)
     around = DriverPorts(
         world.store, world.cluster, world.clock, world.background, lambda: world.chance.randbytes(16).hex(),
-        racks_of=lambda said: {member: ("near" if host in ("host-1", "host-2") else "far") for member, host, _ in said},
+        racks_of=lambda hosts: {m: ("near" if host in ("host-1", "host-2") else "far") for m, host, _ in hosts},
     )  # fmt: skip
     world.driver = Driver(replace(world.settings), world.home, around)
     world.feed(2)

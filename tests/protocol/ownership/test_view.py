@@ -22,11 +22,11 @@ INNER = {"allow_rebalance", "moves_at_once", "instance_balance", "store_balance"
 def test_the_assignor_gets_every_assignment_setting() -> None:
     """The assignor gets each assignment setting as it is set. Drained members are excluded too."""
     settings = Settings(key_groups=4, forced_awareness={"zone": ["a", "b"]}, **SAID)  # type: ignore[arg-type]
-    seen = assign_settings(settings, frozenset({"b", "a"}))
+    passed_settings = assign_settings(settings, frozenset({"b", "a"}))
     assert {*SAID, "forced_awareness", *INNER} == {each.name for each in fields(AssignSettings)}
-    assert {name: getattr(seen, name) for name in SAID} | {"exclude": SAID["exclude"]} == SAID
-    assert seen.forced_awareness == {"zone": ("a", "b")}
-    assert seen.exclude == (("rack", "c"), ("id", "a"), ("id", "b"))
+    assert {name: getattr(passed_settings, name) for name in SAID} | {"exclude": SAID["exclude"]} == SAID
+    assert passed_settings.forced_awareness == {"zone": ("a", "b")}
+    assert passed_settings.exclude == (("rack", "c"), ("id", "a"), ("id", "b"))
 
 
 def test_assignor_defaults_equal_those_of_the_settings() -> None:

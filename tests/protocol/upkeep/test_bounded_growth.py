@@ -133,13 +133,13 @@ def test_unlisted_snapshots_from_an_unclear_record_are_deleted(tmp_path: Path) -
     world.rest(1, 0.5)
     world.store.heal()
     world.rest(2, 30)
-    taken = snapshots_of(world) - before
-    assert len(taken) > world.settings.key_groups // 2
+    new_snapshots = snapshots_of(world) - before
+    assert len(new_snapshots) > world.settings.key_groups // 2
     for version in range(4, 12):
         world.batch(version, rows_of(*keys(20)))
         world.background.run()
         world.clock.advance(DAY_SECONDS)
-    assert not taken & snapshots_of(world)
+    assert not new_snapshots & snapshots_of(world)
     assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
 
 
@@ -149,7 +149,7 @@ def test_no_snapshot_counts_as_lost_while_upkeep_runs(tmp_path: Path) -> None:
     snapshot = Snapshot(paths.snapshot_id(3, f"1-{7:032x}"), Head(3, "1-a"), 1, 0, 1)
     receipt = UpkeepReceipt("1", snapshots=(("totals", 2, snapshot),))
 
-    class Asking(SimCluster):
+    class ListingCluster(SimCluster):
         """A cluster that looks at the listable names while its call runs."""
 
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
@@ -157,7 +157,7 @@ def test_no_snapshot_counts_as_lost_while_upkeep_runs(tmp_path: Path) -> None:
             seen.append((taken_snapshots.listable_names(), sorted(orders)))
             return [receipt]
 
-    taken_snapshots = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
+    taken_snapshots = TakenSnapshots(ListingCluster(world.home, world.store), InlineBackground().lock())
     order = UpkeepOrder(world.home, "", 1, 0, {})
     assert taken_snapshots.listable_names() == frozenset()
     taken_snapshots.upkeep({"1": order})

@@ -184,8 +184,8 @@ def test_snapshots_and_merges_write_at_most_five_times_the_changes() -> None:
             put += changed
             if needs_snapshot(snapshots, ADDRESS, entry, version):
                 put += state
-                taken = paths.snapshot_id(version, f"1-{version:032x}")
-                replaced = entry.replace_by_snapshot(Snapshot(taken, entry.head, state, 0, 1))
+                snapshot_id = paths.snapshot_id(version, f"1-{version:032x}")
+                replaced = entry.replace_by_snapshot(Snapshot(snapshot_id, entry.head, state, 0, 1))
                 assert replaced is not None
                 entry = replaced
             elif policy.has_due(entry, version):

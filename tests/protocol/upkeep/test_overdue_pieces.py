@@ -30,7 +30,7 @@ def test_an_executor_with_stuck_upkeep_does_not_delay_others(tmp_path: Path) -> 
     """
     world = Elastic(tmp_path, num_standbys=1, snapshot_chain_links=4, retained_versions=1000)
     world.feed_every(BATCH_SECONDS, 6)
-    mine, others = world.owned("1"), world.owned("2")
+    groups_of_stuck, other_groups = world.owned("1"), world.owned("2")
     world.cluster.frozen.add("2")
     began = world.clock.seconds()
     reports = world.feed_every(BATCH_SECONDS, 45)
@@ -38,19 +38,19 @@ def test_an_executor_with_stuck_upkeep_does_not_delay_others(tmp_path: Path) -> 
     late = warnings(reports, "had not ended after 6")
     assert "upkeep_timeout" in late[0]
     assert 2 <= len(late) <= 5, "each try takes a deadline, so tries are rare"
-    assert longest_chain(world, mine) <= 6
+    assert longest_chain(world, groups_of_stuck) <= 6
     kept = [copy for copy in world.ownership.copies.readiness if copy.member == world.member("1")]
-    assert {copy.key_group for copy in kept} == others
+    assert {copy.key_group for copy in kept} == other_groups
     assert all(copy.warm for copy in kept)
     grown = warnings(reports, "RIFFLE-0815")
     assert grown
-    assert all(f"totals {kg}" in grown[-1] for kg in others)
-    assert not any(f"totals {kg}" in text for kg in mine for text in grown)
+    assert all(f"totals {kg}" in grown[-1] for kg in other_groups)
+    assert not any(f"totals {kg}" in text for kg in groups_of_stuck for text in grown)
     assert len(grown) <= 3 + (world.clock.seconds() - began) / 600
     world.cluster.frozen.clear()
     world.clock.advance(1000)
     after = world.feed_every(BATCH_SECONDS, 8)
-    assert longest_chain(world, others) <= 6
+    assert longest_chain(world, other_groups) <= 6
     assert warnings(after[2:], "had not ended") == []
     assert warnings(after[2:], "longer than they should be") == []
     assert all(copy.warm for copy in world.ownership.copies.readiness)

@@ -122,9 +122,9 @@ class Model:
     def scan(self) -> None:
         """Delete orphans of older epochs, and check that no retained record lists them."""
         listed_names = set().union(*(m.object_names() for m in self.manifests[self.tracker.oldest :]))
-        gone = find_orphans(sorted(self.present), listed_names, self.epoch, len(self.manifests))
-        assert not set(gone) & self.retained()
-        self.present -= set(gone)
+        orphans = find_orphans(sorted(self.present), listed_names, self.epoch, len(self.manifests))
+        assert not set(orphans) & self.retained()
+        self.present -= set(orphans)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=6), st.integers(1, 8), st.integers(0, 8))
@@ -165,11 +165,11 @@ def test_a_shared_delta_stays_until_no_key_group_lists_it() -> None:
     both = Manifest({first: Entry(chain=(link,)), second: Entry(chain=(link,))})
     tracker = Retention(2, 0)
     tracker.start(0, replace(PLAIN, sequence=20, full=16), both, 0)
-    taken = Snapshot(paths.snapshot_id(1, "1-" + "b" * 32), link.head, 1, 0, 1)
+    snapshot = Snapshot(paths.snapshot_id(1, "1-" + "b" * 32), link.head, 1, 0, 1)
     for sequence, address in ((21, first), (22, second)):
         free = tracker.take_deletable(sequence)
         assert link.object not in free, "a key-group still lists the delta"
-        changes = {address: Entry(taken)}
+        changes = {address: Entry(snapshot)}
         tracker.record_commit(replace(PLAIN, sequence=sequence, full=16), both, changes, 0)
         both = both.with_entries(changes)
     assert link.object not in tracker.take_deletable(21)

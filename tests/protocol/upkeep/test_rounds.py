@@ -124,8 +124,8 @@ def test_a_damaged_copy_is_removed_with_a_warning_and_restored(tmp_path: Path) -
         assert stack is not None
         (world.folder_of("2") / stack.parts[0].file).write_bytes(bytes(stack.parts[0].start + stack.parts[0].length))
     reports = [world.feed() for _ in range(5)]
-    (told, *_) = warnings(reports, "key-group")
-    assert f"[RIFFLE-0819] Executor 2 removed its damaged copy of totals, key-group {min(standby)}." in told
+    (warning, *_) = warnings(reports, "key-group")
+    assert f"[RIFFLE-0819] Executor 2 removed its damaged copy of totals, key-group {min(standby)}." in warning
     assert warnings(reports, "will be retried") == []
     assert standby <= world.copies_of("2")
     assert all(copy.warm for copy in world.ownership.copies.readiness)
@@ -198,7 +198,7 @@ def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
     assert set(put) <= listed
 
 
-class Rested(InlineBackground):
+class PauseRecorder(InlineBackground):
     """A background that records the pauses."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ def test_upkeep_during_a_batch_pauses_longer_than_it_works(in_batch: bool, follo
     Between batches it does not pause.
     """
     clock = ManualClock()
-    background = Rested()
+    background = PauseRecorder()
 
     class Slow(SimCluster):
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:

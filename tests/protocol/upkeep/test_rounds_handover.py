@@ -19,7 +19,7 @@ from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, home
 from riffle_spark.testing.simulation import InlineLock
 
 
-class Dropping(SimCluster):
+class DropRecorder(SimCluster):
     """A cluster that reports each drop as done and records it."""
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ class Dropping(SimCluster):
         """Record the drops and return receipts for them."""
         drops = [drop for order in orders.values() for drop in order.drops]
         self.dropped += [drop.key_group for drop in drops]
-        gone = tuple((drop.store, drop.key_group) for drop in drops)
-        return [UpkeepReceipt(name, member=f"m{name}", missing=gone) for name in orders]
+        dropped_copies = tuple((drop.store, drop.key_group) for drop in drops)
+        return [UpkeepReceipt(name, member=f"m{name}", missing=dropped_copies) for name in orders]
 
 
 class Handover:
     """Rounds with one submitted plan."""
 
     def __init__(self) -> None:
-        self.cluster, self.background = Dropping(), InlineBackground(deferred=True)
+        self.cluster, self.background = DropRecorder(), InlineBackground(deferred=True)
         self.rounds = Rounds(self.cluster, self.background, ManualClock())
         self.plan(1)
 

@@ -168,8 +168,8 @@ def test_an_executor_with_a_busy_folder_is_delayed_and_keeps_its_work(tmp_path: 
     world.feed(4)
     idle = world.copies_of("1") - world.owned("1")
     assert idle
-    with (world.folder_of("1") / "upkeep").open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (world.folder_of("1") / "upkeep").open("a") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
         rounds.take()
         reports = long_run(world, 0.5)
@@ -201,8 +201,8 @@ def test_waiting_drops_are_not_sent_to_another_folder() -> None:
     setbacks, drop = Setbacks(InlineBackground().lock()), Drop("s", 5, None)
     order = replace(ORDER, drops=(replace(drop, store="done"), drop))
     setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True, drops_left=1)], 0.0)
-    (again,) = setbacks.without_delayed({"1": replace(order, drops=(), measure=True)}, 1.0).values()
-    assert again.drops == (drop,)
+    (later_order,) = setbacks.without_delayed({"1": replace(order, drops=(), measure=True)}, 1.0).values()
+    assert later_order.drops == (drop,)
     setbacks.keep_drops({"1": order})
     (other,) = setbacks.without_delayed({"1": replace(order, member="m2", drops=(), measure=True)}, 2.0).values()
     assert other.drops == ()

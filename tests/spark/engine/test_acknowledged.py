@@ -55,16 +55,16 @@ def test_a_task_returns_its_result_if_no_thread_can_be_started(monkeypatch: pyte
 @pytest.mark.newer_spark
 def test_a_slot_finds_its_socket_to_the_jvm(spark: SparkSession, tmp_path: Path) -> None:
     """A slot finds the socket of its connection to the JVM in pyspark's daemon."""
-    found = pa.schema([("k", pa.int64()), ("family", pa.int64())])
+    output_schema = pa.schema([("k", pa.int64()), ("family", pa.int64())])
 
     def families(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         connection = task._connection()
         family = -1 if connection is None else int(connection.family)
-        told = rows.select(["k"]).append_column("family", pa.array([family] * rows.num_rows, pa.int64()))
-        return told, state.slice(0, 0)
+        output = rows.select(["k"]).append_column("family", pa.array([family] * rows.num_rows, pa.int64()))
+        return output, state.slice(0, 0)
 
     sink = Kept()
-    compute = arrow_function(families, state=pa.schema([("nothing", pa.int64())]), output=found)
+    compute = arrow_function(families, state=pa.schema([("nothing", pa.int64())]), output=output_schema)
     Stateful("families", "k", compute, settings=settings_in(tmp_path)).into(sink)(spark.range(3).toDF("k"), 0)
     families_found = {row["family"] for row in sink.latest("k").values()}
     assert families_found

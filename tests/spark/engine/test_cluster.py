@@ -139,11 +139,11 @@ def test_a_stop_cancels_the_running_job_and_no_further_job_starts(spark: SparkSe
 def test_a_stop_cancels_a_job_that_is_about_to_start(spark: SparkSession, tmp_path: Path) -> None:
     """A stop waits for a job that is about to start, because Spark cannot cancel it earlier, and then cancels it."""
     jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
-    about, asked = threading.Event(), threading.Event()
+    about, stop_requested = threading.Event(), threading.Event()
 
     def late() -> list[str]:
         about.set()
-        asked.wait(LONG_SECONDS)
+        stop_requested.wait(LONG_SECONDS)
         time.sleep(0.5)
         return sleeping(spark, tmp_path / "started")()
 
@@ -151,7 +151,7 @@ def test_a_stop_cancels_a_job_that_is_about_to_start(spark: SparkSession, tmp_pa
     assert about.wait(LONG_SECONDS)
     stopping = threading.Thread(target=jobs.stop, args=(30,))
     stopping.start()
-    asked.set()
+    stop_requested.set()
     stopping.join(LONG_SECONDS / 2)
     assert not stopping.is_alive()
     wait_for(lambda: not worker.is_busy(), "the job has ended")

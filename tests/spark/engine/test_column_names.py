@@ -99,8 +99,8 @@ def test_sparks_own_operator_passes_the_same_columns(
 ) -> None:
     """Spark's own operator passes the same columns to the processor. Spark 4.3 adds such a key as a first column."""
     shown = TOLD if FORM == "pandas" else f"['{column}', 'user', 's', 'v', 'v', {{'x': 'in'}}, 1, 1]"
-    told = [
+    columns_of_spark = [
         (key, text.replace("Row(x='in')", "{'x': 'in'}"))
         for key, text in natively(stream(spark, tmp_path), key, tmp_path)
     ]
-    assert told == [(found, shown)]
+    assert columns_of_spark == [(found, shown)]

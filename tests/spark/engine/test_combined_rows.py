@@ -101,8 +101,8 @@ def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
     job = job_in(tmp_path, rows)
     values = [2**63 - 1] * 20 + [-(2**63) + 1] * 19 + [-(2**63) + 2]
     for number in range(3):
-        given = [("a", value) for value in values]
-        job(spark.createDataFrame(spark.sparkContext.parallelize(given, 2), SCHEMA), number)
+        rows_of_a = [("a", value) for value in values]
+        job(spark.createDataFrame(spark.sparkContext.parallelize(rows_of_a, 2), SCHEMA), number)
     assert combined == [2]
     assert rows.latest("k")["a"]["total"] == 3
     assert rows.latest("k")["a"]["rows"] == 120
@@ -210,9 +210,9 @@ def test_rows_are_grouped_once_before_the_shuffle(
     above: list[list[str]] = []
     planned = kept_plan._KeptPlan.plan_batch
 
-    def planning(plan: kept_plan._KeptPlan, *given: Any) -> kept_plan.PlanFrame:
+    def planning(plan: kept_plan._KeptPlan, *arguments: Any) -> kept_plan.PlanFrame:
         above.append([kind(node) for node in plan._above])
-        return planned(plan, *given)
+        return planned(plan, *arguments)
 
     monkeypatch.setattr(kept_plan._KeptPlan, "plan_batch", planning)
     rows = Kept()

@@ -137,10 +137,10 @@ def test_an_operator_uses_the_column_and_delay_of_with_watermark(
     query = start(stream, job, tmp_path / "checkpoint", processingTime="0 seconds")
     query.processAllAvailable()
     query.stop()
-    told = batches(tmp_path)
-    assert len(told) == 5
-    sparks = [int(record.offsets.split('"batchWatermarkMs":')[1].split(",")[0]) for record in told if record.offsets]
-    assert [0, *(record.watermark_ms for record in told)][:5] == sparks
+    figures = batches(tmp_path)
+    assert len(figures) == 5
+    sparks = [int(record.offsets.split('"batchWatermarkMs":')[1].split(",")[0]) for record in figures if record.offsets]
+    assert [0, *(record.watermark_ms for record in figures)][:5] == sparks
     assert sum(report.late_rows for report in job.reports) > 0
 
 

@@ -106,8 +106,8 @@ def test_spark_connect_keeps_state_and_recognises_repeated_batches(tmp_path: Pat
         [sys.executable, str(APP), str(tmp_path)],
         capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, env=environment,
     )  # fmt: skip
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told[-4000:]
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-4000:]
     reports = [json.loads(line) for line in (tmp_path / "reports.jsonl").read_text().splitlines()]
     ran = [(0, "run"), (1, "run"), (2, "run"), (2, "repeat"), (3, "run")]
     assert [(report["version"], report["decision"]) for report in reports] == ran
@@ -116,4 +116,4 @@ def test_spark_connect_keeps_state_and_recognises_repeated_batches(tmp_path: Pat
     lines = [line for file in (tmp_path / "out" / "0003").glob("*.json") for line in file.read_text().splitlines()]
     totals = {row["k"]: (row["rows"], row["total"]) for row in map(json.loads, lines)}
     assert totals == dict.fromkeys(range(3), (40, 60))
-    assert told.count(WARNING) == 2, "one warning for each start of the query"
+    assert output.count(WARNING) == 2, "one warning for each start of the query"

@@ -38,20 +38,20 @@ def test_a_closed_gate_holds_a_batch_until_it_is_opened() -> None:
 
 def test_a_stop_ends_the_wait_of_a_paused_query() -> None:
     """A query that is stopped while it is paused does not hang."""
-    gate, asked = Gate(), threading.Event()
+    gate, stop_requested = Gate(), threading.Event()
     gate.close()
     raised: list[BaseException] = []
 
     def batch() -> None:
         try:
-            with gate.batch(asked.is_set):
+            with gate.batch(stop_requested.is_set):
                 pass
         except Stopped as stop:
             raised.append(stop)
 
     waiting = threading.Thread(target=batch)
     waiting.start()
-    asked.set()
+    stop_requested.set()
     waiting.join(SOON)
     assert len(raised) == 1
     assert gate.closed

@@ -70,9 +70,9 @@ def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSess
     os.kill(pid_of(spark, leaving), signal.SIGPWR)
     wait_for(lambda: leaving.id not in executor_ids(spark), "Spark lists the executor as decommissioned")
     assert SparkCluster(spark).find_planned_removals([leaving.id, staying.id, "77"]) == {leaving.id}
-    told = spark.sparkContext._jsc.sc().statusStore().executorSummary
-    wait_for(lambda: told(leaving.id).removeReason().isDefined(), "the executor is removed")
-    assert "decommission" in str(told(leaving.id).removeReason().get())
+    executor_summary = spark.sparkContext._jsc.sc().statusStore().executorSummary
+    wait_for(lambda: executor_summary(leaving.id).removeReason().isDefined(), "the executor is removed")
+    assert "decommission" in str(executor_summary(leaving.id).removeReason().get())
     assert SparkCluster(spark).find_planned_removals([leaving.id]) == {leaving.id}
 
 

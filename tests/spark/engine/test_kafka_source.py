@@ -14,7 +14,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_app import JOBS
-from tests.kit.streams.streaming import told_by
+from tests.kit.streams.streaming import run_app
 
 pytestmark = pytest.mark.cluster
 
@@ -35,14 +35,14 @@ def test_unbounded_sources_are_warned_of_and_the_source_lag_is_exact(kafka_broke
         producer.send("events", key=f"k{key}".encode(), value=f"v{number:04d}".encode(), partition=key % 2)
     producer.close()
     jars = ",".join(str(jar) for jar in connector_jars())
-    told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "events", jars, seconds=TIMEOUT_SECONDS)
+    outputs = run_app(APP, str(tmp_path), kafka_broker.bootstrap, "events", jars, seconds=TIMEOUT_SECONDS)
     expected = [1 if name.endswith("unbounded") else 0 for name, *_ in JOBS]
-    assert [len(job["warned"]) for job in told] == expected, [job["warned"] for job in told]
-    assert all("RIFFLE-0652" in text for job in told for text in job["warned"])
-    assert [len(job["batches"]) > 1 for job in told] == [
+    assert [len(job["warned"]) for job in outputs] == expected, [job["warned"] for job in outputs]
+    assert all("RIFFLE-0652" in text for job in outputs for text in job["warned"])
+    assert [len(job["batches"]) > 1 for job in outputs] == [
         name.endswith(" bounded") or name == "bounded" for name, *_ in JOBS
     ]
-    for job in told:
+    for job in outputs:
         assert job["lags"] == [EVENTS - rows for rows in accumulate(job["batches"])], job["name"]
     latest = {f"k{k}": {"rows": EVENTS // KEYS, "last": f"v{EVENTS - KEYS + k:04d}"} for k in range(KEYS)}
-    assert [job["latest"] for job in told] == [latest] * len(JOBS)
+    assert [job["latest"] for job in outputs] == [latest] * len(JOBS)

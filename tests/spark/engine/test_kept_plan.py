@@ -46,8 +46,8 @@ def reused(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     batches: list[DataFrame] = []
     planned = kept_plan._KeptPlan.plan_batch
 
-    def planning(plan: kept_plan._KeptPlan, batch: DataFrame, *given: object) -> kept_plan.PlanFrame:
-        made = planned(plan, batch, *given)  # type: ignore[arg-type]
+    def planning(plan: kept_plan._KeptPlan, batch: DataFrame, *arguments: object) -> kept_plan.PlanFrame:
+        made = planned(plan, batch, *arguments)  # type: ignore[arg-type]
         batches.append(batch)
         return made
 
@@ -60,10 +60,10 @@ def rows_of(spark: SparkSession, number: int, columns: str = SCHEMA) -> DataFram
     return spark.createDataFrame([(k, number) for k in range(5 + number)], columns)
 
 
-def job_in(folder: Path, sink: Kept, **given: object) -> StatefulJob:
+def job_in(folder: Path, sink: Kept, **changes: object) -> StatefulJob:
     """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), total=sum_("v"))
-    return Stateful("totals", "k", compute, settings=settings_in(folder, **given)).into(sink)
+    return Stateful("totals", "k", compute, settings=settings_in(folder, **changes)).into(sink)
 
 
 @pytest.mark.needs_spark4("cogroup().applyInArrow")
@@ -82,9 +82,9 @@ def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
         below.append(kind(rows))
         return copied(call, jvm, udf, slots, rows)
 
-    def planning(plan: kept_plan._KeptPlan, *given: Any) -> kept_plan.PlanFrame:
+    def planning(plan: kept_plan._KeptPlan, *arguments: Any) -> kept_plan.PlanFrame:
         above.append([kind(node) for node in plan._above])
-        return planned(plan, *given)
+        return planned(plan, *arguments)
 
     monkeypatch.setattr(compat.SlotCall, "copied", copying)
     monkeypatch.setattr(kept_plan._KeptPlan, "plan_batch", planning)
@@ -250,8 +250,8 @@ def test_slots_that_swap_their_key_groups_get_the_rows_of_these(
     """If slots swap their key-groups, the reused plan routes rows by the new layout."""
     layout_for = Ownership.layout_for
 
-    def swapping(ownership: Ownership, *given: Any) -> SlotLayout:
-        layout = layout_for(ownership, *given)
+    def swapping(ownership: Ownership, *arguments: Any) -> SlotLayout:
+        layout = layout_for(ownership, *arguments)
         first, second = layout.slots
         is_swapped = len(reused) == 1
         slots = replace(first, key_groups=second.key_groups), replace(second, key_groups=first.key_groups)
@@ -293,8 +293,8 @@ def test_a_plan_by_partition_is_reused_until_the_topic_grows(
     job = job_in(tmp_path, rows, dispatch="partition")
     for number in range(4):
         partitions = 2 + number // 2
-        given = [(k, 1, "events", k % partitions) for k in range(12)]
-        job(spark.createDataFrame(given, f"{SCHEMA}, topic string, partition int"), number)
+        row_values = [(k, 1, "events", k % partitions) for k in range(12)]
+        job(spark.createDataFrame(row_values, f"{SCHEMA}, topic string, partition int"), number)
     assert [report.rows for report in job.reports] == [12] * 4
     assert len(reused) == 2
 

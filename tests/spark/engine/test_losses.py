@@ -75,7 +75,7 @@ SPARKS = RuntimeError("Job aborted: org.apache.spark.shuffle.MetadataFetchFailed
 
 
 @pytest.mark.parametrize(
-    ("error", "removals", "told"),
+    ("error", "removals", "error_class"),
     [
         (SPARKS, [GONE, GONE], UnavailableError),
         (RuntimeError("most recent failure: ExecutorLostFailure (executor 3)"), [GONE, GONE], UnavailableError),
@@ -89,12 +89,12 @@ SPARKS = RuntimeError("Job aborted: org.apache.spark.shuffle.MetadataFetchFailed
     ],
 )
 def test_the_error_for_lost_executors_names_the_settings_to_change(
-    error: Exception, removals: list[str], told: type[Exception] | None
+    error: Exception, removals: list[str], error_class: type[Exception] | None
 ) -> None:
     """If Spark gives up a batch because of lost executors, riffle's error names the settings to change.
 
     The error is a ConfigError if executors had no memory, and an UnavailableError if their reasons are unknown.
     """
-    found = _loss_error(error, removals)
-    assert (None if found is None else type(found)) == told
-    assert found is None or "maxOffsetsPerTrigger" in found.remedy
+    riffle_error = _loss_error(error, removals)
+    assert (None if riffle_error is None else type(riffle_error)) == error_class
+    assert riffle_error is None or "maxOffsetsPerTrigger" in riffle_error.remedy

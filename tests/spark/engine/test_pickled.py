@@ -45,9 +45,9 @@ def test_a_pickled_slot_names_no_class_of_riffle(tmp_path: Path) -> None:
     """Apart from the user's computation, the pickle of a slot names one function and no class of riffle."""
     member = Member(tmp_path, aggregate(n=count()))
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0)))
-    given = member.operator.compute
-    function = slot_function([StoreWork(member.order(), given, result_schema(OUTPUT))])
-    assert named_in(function) - named_in(given) == {"riffle_spark.spark.engine.task._run"}
+    compute = member.operator.compute
+    function = slot_function([StoreWork(member.order(), compute, result_schema(OUTPUT))])
+    assert named_in(function) - named_in(compute) == {"riffle_spark.spark.engine.task._run"}
 
 
 @pytest.mark.parametrize(

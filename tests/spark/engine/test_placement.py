@@ -122,8 +122,8 @@ def test_sparks_status_store_has_the_executor_of_each_receipt(
     with job_group(spark, "who-ran-what") as tasks:
         receipts = slots.work(rows(spark)).run(layout, [slots.order(layout, 0)])
     listed = [task for task in tasks() if task.taskMetrics().get().shuffleReadMetrics().recordsRead() > 0]
-    told = {layout.slots[task.index()].number: task.executorId() for task in listed}
-    assert told == {receipt.slot: receipt.executor for receipt in receipts}
+    executors_of_slots = {layout.slots[task.index()].number: task.executorId() for task in listed}
+    assert executors_of_slots == {receipt.slot: receipt.executor for receipt in receipts}
     assert {task.taskLocality() for task in listed} == {"PROCESS_LOCAL"}
 
 
@@ -178,8 +178,8 @@ def test_a_job_follows_its_executors(
     chance, live = random.Random(6), [executors]
     built = built_frames(monkeypatch)
     monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
-    kept = Kept()
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    sink = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
     for _ in range(4):
         others = [e for e in (executors, executors[:2], executors[1:], executors[::2]) if e != live[-1]]
         live.append(chance.choice(others))
@@ -191,6 +191,6 @@ def test_a_job_follows_its_executors(
         assert set(job.reports[-1].owners) == {executor.id for executor in live[-1]}
     assert [report.misses for report in job.reports] == [0] * len(job.reports)
     assert all(report.placed for report in job.reports)
-    assert kept.latest("k") == {k: {"rows": 10 * len(job.reports)} for k in range(50)}
+    assert sink.latest("k") == {k: {"rows": 10 * len(job.reports)} for k in range(50)}
     of_batches = [layout for layout in built if any(slot.key_groups for slot in layout.slots)]
     assert len(of_batches) == sum(bool(report.moves) for report in job.reports)

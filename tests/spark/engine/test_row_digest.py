@@ -65,15 +65,15 @@ def test_rows_that_differ_in_any_detail_have_different_digests(spark: SparkSessi
     """Rows that differ in any detail have different digests. Equal rows have equal digests in any order and
     time zone.
     """
-    one, other = (
+    first_frame, second_frame = (
         spark.sql(f"select id, x, x from values (1, {a}), (2, {b}) as t(id, x)")  # noqa: S608 - they are the table's above
         for a, b in (DIFFERENT[name], DIFFERENT[name][::-1])
     )
-    told = digest(one)
-    assert digest(other) != told
+    expected = digest(first_frame)
+    assert digest(second_frame) != expected
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
-        assert digest(one.orderBy("id", ascending=False)) == told
+        assert digest(first_frame.orderBy("id", ascending=False)) == expected
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 

@@ -23,7 +23,7 @@ from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_r
 from riffle_spark.worker.result_chunks import rows_column
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
-from tests.kit.streams.sink_idioms import IDIOMS, found
+from tests.kit.streams.sink_idioms import IDIOMS, idiom_result
 from tests.kit.streams.streaming import Kept, rest, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -44,15 +44,15 @@ def batch(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([tuple(row.values()) for row in amounts()], SCHEMA)
 
 
-def operator(kind: str, folder: Path, **given: object) -> Stateful:
+def operator(kind: str, folder: Path, **arguments: object) -> Stateful:
     """Return an operator for running totals, as aggregates or as a processor."""
-    settings = settings_in(folder, **given)
+    settings = settings_in(folder, **arguments)
     if kind == "processor":
         return transform_with_state(Visits(), key="user", output=OUTPUT, settings=settings)
     return Stateful("totals", "user", aggregate(visits=count(), total=sum_("amount")), settings=settings)
 
 
-class Trying:
+class IdiomSink:
     """A sink that uses its frame in each idiom and keeps the results."""
 
     def __init__(self, idioms: list[str]) -> None:
@@ -65,7 +65,7 @@ class Trying:
         self.calls.append(batch_id)
         for idiom in self._idioms:
             try:
-                self.ours[idiom] = found(idiom, rows)
+                self.ours[idiom] = idiom_result(idiom, rows)
             except Exception:  # noqa: BLE001 - whatever went wrong belongs to this idiom alone
                 self.ours[idiom] = traceback.format_exc(limit=1)
 
@@ -83,12 +83,12 @@ def test_operations_on_a_sinks_frame_work_as_on_an_ordinary_frame(
 ) -> None:
     """Unions, joins, views, writes and cleared caches return the rows of an ordinary frame, and the slots run once."""
     kind, planning = way.split(", ")
-    trying = Trying(idioms)
+    trying = IdiomSink(idioms)
     job = operator(kind, tmp_path, deliver_after_commit=kind == "sealed").into(trying)
     spark.conf.set(ADAPTIVE, str(planning == "adaptive").lower())
     job(batch(spark), 0)
     plain = spark.createDataFrame([(row["user"], 1, row["amount"]) for row in amounts()], OUTPUT)
-    assert trying.ours == {idiom: found(idiom, plain) for idiom in idioms}
+    assert trying.ours == {idiom: idiom_result(idiom, plain) for idiom in idioms}
     assert trying.calls == [0]
     assert [report.runs for report in job.reports] == [1]
 

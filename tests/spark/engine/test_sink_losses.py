@@ -18,7 +18,7 @@ from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm_errors import mentions
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
-from tests.kit.streams.sink_idioms import found
+from tests.kit.streams.sink_idioms import idiom_result
 from tests.kit.streams.streaming import committed, executor_processes, settings_in, stored_rdds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
@@ -54,7 +54,7 @@ def stored_below(rdd: Any) -> Any:
     return rdd
 
 
-class Murderous:
+class KillingSink:
     """A sink that runs some idioms per batch. If ``armed``, its first attempt at a batch kills all executors and then
     runs the idioms, which fail.
     """
@@ -76,13 +76,13 @@ class Murderous:
             for executor in inventory.executors(spark):
                 os.kill(processes[executor.id], signal.SIGKILL)
             self._fail(rows, self._idioms[batch_id])
-        self.found = {idiom: found(idiom, rows) for idiom in self._idioms[batch_id]}
+        self.found = {idiom: idiom_result(idiom, rows) for idiom in self._idioms[batch_id]}
 
     def _fail(self, rows: DataFrame, idioms: list[str]) -> None:
         """Run the idioms, and raise the error of the last one."""
         for idiom in idioms:
             try:
-                self.unrecognised[idiom] = found(idiom, rows)
+                self.unrecognised[idiom] = idiom_result(idiom, rows)
             except Exception as error:
                 if not mentions(error, compat.LOST_BLOCK):
                     self.unrecognised[idiom] = error
@@ -95,7 +95,7 @@ def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: st
 
     Spark's execution id is set as in a query, so that the RDDs of kept plans are stored themselves.
     """
-    sinks = {store: Murderous(idioms, armed=store == killing) for store in ("totals", "visits")}
+    sinks = {store: KillingSink(idioms, armed=store == killing) for store in ("totals", "visits")}
     settings = settings_in(folder, expected_executors=2)
     inventory.await_executors(spark, settings, expected=2)
     job = together(
@@ -108,7 +108,7 @@ def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: st
         job(batch(spark), number)
         spark.sparkContext.setLocalProperty("spark.sql.execution.id", None)  # type: ignore[arg-type]
         plain_rows = spark.createDataFrame(totals(number), OUTPUT)
-        plain = {idiom: found(idiom, plain_rows) for idiom in tried}
+        plain = {idiom: idiom_result(idiom, plain_rows) for idiom in tried}
         assert sinks["totals"].found == sinks["visits"].found == plain
         again = [call for call in sinks[killing].calls if call.endswith(f"/{number}")]
         assert len(again) == 2, tried

@@ -18,7 +18,7 @@ from riffle_spark import Stateful, aggregate, count
 from riffle_spark.spark.engine import spark_progress
 from tests.kit.folders import APPS
 from tests.kit.queries.operator_figures import FIELDS, EventList, registered
-from tests.kit.streams.streaming import Feed, run_to_end, settings_in, told_by, wait_for
+from tests.kit.streams.streaming import Feed, run_app, run_to_end, settings_in, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -166,7 +166,7 @@ def test_a_query_over_the_rate_source_runs(spark: SparkSession, tmp_path: Path) 
 def test_ui_and_history_show_the_state_operators_of_each_batch_once(tmp_path: Path) -> None:
     """The UI's store, the event log of the history server and Spark's recent progress have one entry per batch."""
     batches = [[[2, 2]], [[3, 2]]]
-    for shown in told_by(APPS / "ui_app.py", str(tmp_path), seconds=APP_SECONDS):
+    for shown in run_app(APPS / "ui_app.py", str(tmp_path), seconds=APP_SECONDS):
         assert shown["ui"] == shown["log"] == shown["recent"] == batches
         assert SPARK_35 or shown["rows"] == [3, 2]
 

@@ -16,18 +16,18 @@ TIMED_OUT = CALL + "java.io.InterruptedIOException: java.net.SocketTimeoutExcept
 
 
 @pytest.mark.parametrize(
-    "told",
+    "java_error",
     [
         "java.lang.InterruptedException",
         "org.apache.spark.SparkException: failed\nCaused by: java.lang.InterruptedException: sleep interrupted",
         "java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio.channels",
     ],
 )
-def test_javas_interruption_exceptions_count_as_a_stop(told: str) -> None:
+def test_javas_interruption_exceptions_count_as_a_stop(java_error: str) -> None:
     """Java's interruption exceptions count as a stop, also as the cause of another error."""
-    assert is_interruption(RuntimeError(CALL + told))
+    assert is_interruption(RuntimeError(CALL + java_error))
     outer = ValueError("the sink failed")
-    outer.__cause__ = RuntimeError(CALL + told)
+    outer.__cause__ = RuntimeError(CALL + java_error)
     assert is_interruption(outer)
 
 
@@ -39,8 +39,8 @@ def test_a_timeout_in_a_sink_does_not_count_as_a_stop() -> None:
 def test_a_stop_while_a_kept_plan_is_used_raises_the_interruption() -> None:
     """A stop while a kept plan is used raises the interruption. Any other error falls back to another plan."""
 
-    def failing(told: str) -> None:
-        raise RuntimeError(CALL + told)
+    def failing(java_error: str) -> None:
+        raise RuntimeError(CALL + java_error)
 
     with pytest.raises(RuntimeError, match="InterruptedException"):
         result_or_none("totals", lambda: failing("java.lang.InterruptedException"))

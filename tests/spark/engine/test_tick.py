@@ -37,7 +37,7 @@ SECOND = 1_767_225_600
 """The first second of 2026, as Unix time."""
 
 
-class Seen(NamedTuple):
+class ObservedBatch(NamedTuple):
     """A batch: its id, the number of its rows, and the ends of the windows that it closed."""
 
     number: int
@@ -53,7 +53,7 @@ class Query:
         self.folder = folder
         self.feed = Feed(folder / "in", "ts timestamp, k string")
         self.reports: list[BatchReport] = []
-        self.seen: list[Seen] = []
+        self.seen: list[ObservedBatch] = []
         self.fails_at: tuple[int, str] | None = None
         self._closed: list[int] = []
 
@@ -96,7 +96,7 @@ class Query:
             self._closed = []
             self.reports.append(job.process(frame, number))
             if self.reports[-1].decision == "run":
-                self.seen.append(Seen(number, self.reports[-1].rows, sorted(self._closed)))
+                self.seen.append(ObservedBatch(number, self.reports[-1].rows, sorted(self._closed)))
 
         try:
             yield rows, batch
@@ -117,7 +117,7 @@ class Query:
             self.fails_at = None
             raise RuntimeError(f"as wanted {step}")
 
-    def ran(self) -> list[Seen]:
+    def ran(self) -> list[ObservedBatch]:
         """Return the batches since the last call."""
         seen, self.seen = self.seen, []
         return seen
@@ -163,11 +163,16 @@ def test_available_now_runs_the_ticks_batch_in_the_same_run(query: Query) -> Non
         query.add(second)
     with query.running(available_now=True) as run:
         ended(run)
-    assert query.ran() == [Seen(0, 1, []), Seen(1, 1, [5]), Seen(2, 1, []), Seen(3, 0, [20])]
+    assert query.ran() == [
+        ObservedBatch(0, 1, []),
+        ObservedBatch(1, 1, [5]),
+        ObservedBatch(2, 1, []),
+        ObservedBatch(3, 0, [20]),
+    ]
     query.add(58)
     with query.running(available_now=True) as run:
         ended(run)
-    assert query.ran() == [Seen(4, 1, []), Seen(5, 0, [35])]
+    assert query.ran() == [ObservedBatch(4, 1, []), ObservedBatch(5, 0, [35])]
     with query.running(available_now=True) as run:
         ended(run)
     assert query.ran() == []
@@ -185,9 +190,14 @@ def test_only_a_moved_watermark_causes_a_batch_without_rows(query: Query) -> Non
             query.add(second)
             run.processAllAvailable()
     assert query.ran() == [
-        Seen(0, 1, []), Seen(1, 0, []), Seen(2, 1, []), Seen(3, 0, [5]), Seen(4, 1, []), Seen(5, 1, []),
-        Seen(6, 0, [35, 45]),
-    ]  # fmt: skip
+        ObservedBatch(0, 1, []),
+        ObservedBatch(1, 0, []),
+        ObservedBatch(2, 1, []),
+        ObservedBatch(3, 0, [5]),
+        ObservedBatch(4, 1, []),
+        ObservedBatch(5, 1, []),
+        ObservedBatch(6, 0, [35, 45]),
+    ]
 
 
 def test_a_failed_batch_of_a_tick_is_repeated_after_a_restart(query: Query) -> None:
@@ -200,7 +210,12 @@ def test_a_failed_batch_of_a_tick_is_repeated_after_a_restart(query: Query) -> N
         run.processAllAvailable()
         query.add(59)
         run.processAllAvailable()
-    assert query.ran() == [Seen(0, 2, []), Seen(1, 0, [5]), Seen(2, 1, []), Seen(3, 0, [45])]
+    assert query.ran() == [
+        ObservedBatch(0, 2, []),
+        ObservedBatch(1, 0, [5]),
+        ObservedBatch(2, 1, []),
+        ObservedBatch(3, 0, [45]),
+    ]
 
 
 @pytest.mark.long
@@ -215,17 +230,17 @@ def test_a_restart_runs_the_missed_batch_of_a_tick(query: Query) -> None:
         run.processAllAvailable()
     with query.running(once=True) as run:
         ended(run)
-    assert query.ran() == [Seen(0, 2, [])], "as in Spark, the trigger once runs no batch without rows"
+    assert query.ran() == [ObservedBatch(0, 2, [])], "as in Spark, the trigger once runs no batch without rows"
     with query.running(available_now=True) as run:
         ended(run)
-    assert query.ran() == [Seen(1, 0, [5])]
+    assert query.ran() == [ObservedBatch(1, 0, [5])]
     query.add(59)
     query.fails_at = (0, "after record")
     with query.running() as run, pytest.raises(Exception, match="as wanted after record"):
         run.processAllAvailable()
     with query.running() as run:
         run.processAllAvailable()
-    assert query.ran() == [Seen(3, 0, [45])]
+    assert query.ran() == [ObservedBatch(3, 0, [45])]
     assert [report.decision for report in query.reports] == ["run", "run", "repeat", "run"]
 
 

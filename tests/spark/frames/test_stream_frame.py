@@ -210,7 +210,7 @@ def test_root_and_settings_are_found_through_views_and_unions(events: DataFrame,
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "error_id"),
     [
         (lambda plain: plain.groupBy("page"), "RIFFLE-0302"),
         (lambda plain: plain.sparkSession.range(3), "RIFFLE-0304"),
@@ -218,8 +218,8 @@ def test_root_and_settings_are_found_through_views_and_unions(events: DataFrame,
         (lambda plain: riffle_spark.on(plain, settings=ROOT), "RIFFLE-0381"),  # type: ignore[arg-type]
     ],
 )
-def test_on_refuses_frames_that_cannot_be_wrapped(made: Made, told: str, plain: DataFrame) -> None:
+def test_on_refuses_frames_that_cannot_be_wrapped(made: Made, error_id: str, plain: DataFrame) -> None:
     """``on`` refuses groups, static frames, a frame that is already wrapped with another root, and wrong settings."""
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=error_id) as refused:
         riffle_spark.on(made(plain), root=ROOT)  # type: ignore[arg-type]
     assert refused.value.remedy

@@ -156,9 +156,9 @@ def test_sparks_query_starts_with_the_variables_of_a_wrapped_query(spark: SparkS
     feed.add([{"k": key} for key in (*counts, "new")])
     rows = list[tuple[Any, ...]]()
     with configured(spark, ROCKSDB):
-        given = frame.selectExpr("k", "count AS known").groupBy("k")
+        initial_state = frame.selectExpr("k", "count AS known").groupBy("k")
         grouped = feed.stream(spark).groupBy("k")
-        out = grouped.transformWithStateInPandas(InPandas(Started()), COUNTS, "update", "None", given)
+        out = grouped.transformWithStateInPandas(InPandas(Started()), COUNTS, "update", "None", initial_state)
         writer = out.writeStream.outputMode("update").trigger(availableNow=True)
         writer = writer.option("checkpointLocation", f"{tmp_path}/spark")
         writer.foreachBatch(lambda batch, _: rows.extend(map(tuple, batch.collect()))).start().awaitTermination()

@@ -49,7 +49,7 @@ def module() -> Iterator[ModuleType]:
     del sys.modules[MODULE]
 
 
-class Moved:
+class MovedQuery:
     """A query of Spark's own, its wrapped form and the command that moves it."""
 
     def __init__(self, spark: SparkSession, feed: Feed, folder: Path, module: ModuleType) -> None:
@@ -88,13 +88,13 @@ class Moved:
 
 
 @pytest.fixture
-def moved(spark: SparkSession, feed: Feed, tmp_path: Path, module: ModuleType) -> Moved:
+def moved(spark: SparkSession, feed: Feed, tmp_path: Path, module: ModuleType) -> MovedQuery:
     """A query that can be moved."""
-    return Moved(spark, feed, tmp_path, module)
+    return MovedQuery(spark, feed, tmp_path, module)
 
 
 @pytest.mark.long
-def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: Moved) -> None:
+def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: MovedQuery) -> None:
     """After the move, the wrapped query continues from the new checkpoint only. The plan writes nothing.
 
     The old checkpoint stays unchanged, and Spark's own query continues from it.
@@ -143,7 +143,7 @@ def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: Moved) -> No
     ],
 )
 def test_state_that_cannot_be_moved_is_refused_before_any_write(
-    moved: Moved, build: Build, wrapped: Build | None, error: str, words: str
+    moved: MovedQuery, build: Build, wrapped: Build | None, error: str, words: str
 ) -> None:
     """The command refuses state in Spark's binary form, results that Spark dropped, and another query than the
     checkpoint's, and writes nothing.
@@ -160,7 +160,7 @@ def test_state_that_cannot_be_moved_is_refused_before_any_write(
 
 
 @pytest.mark.long
-def test_unsuitable_frames_and_checkpoints_are_refused(moved: Moved) -> None:
+def test_unsuitable_frames_and_checkpoints_are_refused(moved: MovedQuery) -> None:
     """The command refuses a frame that is not wrapped, dispatch by partition, a missing checkpoint, and one without a
     batch.
     """
@@ -175,7 +175,7 @@ def test_unsuitable_frames_and_checkpoints_are_refused(moved: Moved) -> None:
 
 
 @pytest.mark.long
-def test_an_uncommitted_batch_of_spark_runs_in_the_wrapped_query(moved: Moved) -> None:
+def test_an_uncommitted_batch_of_spark_runs_in_the_wrapped_query(moved: MovedQuery) -> None:
     """A planned batch that Spark's own query did not commit runs in the wrapped query, and its rows count once."""
     moved.native()
     moved.feed.add([{"page": "a", "n": 1}, {"page": "c", "n": 1}])
@@ -193,7 +193,7 @@ def test_an_uncommitted_batch_of_spark_runs_in_the_wrapped_query(moved: Moved) -
 
 @pytest.mark.long
 def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
-    moved: Moved, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    moved: MovedQuery, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Spark's S3 connector in the session, the import of a checkpoint in S3 is refused and writes nothing."""
     for name, value in s3_server.environment.items():
@@ -214,13 +214,13 @@ def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
     )
     assert refused.exit_code == 1, refused.output
     assert "RIFFLE-1700" in refused.output
-    assert "session of its own" in refused.output
+    assert "new Spark session" in refused.output
     assert moved.files() == before
     assert not client.list_objects_v2(Bucket=s3_server.bucket, Prefix="imported-riffle").get("Contents")
 
 
 @pytest.mark.long
-def test_moved_state_is_encrypted_like_other_state(moved: Moved) -> None:
+def test_moved_state_is_encrypted_like_other_state(moved: MovedQuery) -> None:
     """Moved state is encrypted with the query's encryption keys, and the query continues with them."""
     keys = moved.folder / "keys"
     keys.write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")

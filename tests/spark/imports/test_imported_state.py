@@ -102,8 +102,8 @@ def test_a_group_without_a_timeout_has_no_due_time(spark: SparkSession, tmp_path
             state.setTimeoutTimestamp(10**15)
         yield pd.DataFrame({"k": [key[0]]})
 
-    def build(given: Frames) -> DataFrame:
-        grouped = given.timed().groupBy("k")
+    def build(frames: Frames) -> DataFrame:
+        grouped = frames.timed().groupBy("k")
         return grouped.applyInPandasWithState(some_end, "k string", "c long", "update", "EventTimeTimeout")
 
     shape = replace(SHAPES["groups_until_quiet"], build=build)

@@ -75,8 +75,8 @@ BY_SPARK: dict[str, tuple[Query, str, str]] = {
 @pytest.mark.parametrize("name", BY_SPARK)
 def test_queries_that_spark_refuses_raise_sparks_error(name: str, frames: Frames) -> None:
     """A query that Spark refuses raises Spark's error."""
-    query, mode, told = BY_SPARK[name]
-    with pytest.raises(AnalysisException, match=told):
+    query, mode, message = BY_SPARK[name]
+    with pytest.raises(AnalysisException, match=message):
         check_plan(cut_of(query(frames)), mode)
 
 

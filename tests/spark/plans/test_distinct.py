@@ -100,8 +100,8 @@ def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
     first = dict[tuple[object, ...], Row]()
     for row in sent.collect():
         first.setdefault(tuple(row[: len(plan.spec.keys)]), row)
-    told = [row[: len(plan.spec.output)] for row in first.values()]
-    state = sent.sparkSession.createDataFrame(told, spark_schema(plan.spec.output))
+    output_rows = [row[: len(plan.spec.output)] for row in first.values()]
+    state = sent.sparkSession.createDataFrame(output_rows, spark_schema(plan.spec.output))
     leaf = spark.rows(plan.evaluation.leaf(plan.evaluation.holes[0]).output(), rdd_of(state))
     top = cut_of(query).top
     return spark.frame(top.fill({0: plan.evaluation.fill({0: leaf})})).collect()
@@ -134,6 +134,6 @@ UNSUPPORTED: dict[str, tuple[Query, str]] = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_keys_are_refused(name: str, events: DataFrame) -> None:
     """A query whose keys are not supported is refused when it is defined, with Spark's term."""
-    query, told = UNSUPPORTED[name]
-    with pytest.raises(ConfigError, match=REFUSED[told].id):
+    query, message = UNSUPPORTED[name]
+    with pytest.raises(ConfigError, match=REFUSED[message].id):
         read(query(events))

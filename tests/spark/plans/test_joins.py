@@ -111,9 +111,9 @@ READERS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str], list[str],
 @pytest.mark.parametrize("name", READERS)
 def test_a_join_buffers_and_returns_only_used_columns(name: str, sides: tuple[DataFrame, DataFrame]) -> None:
     """A join buffers and returns only the columns that the rest of the query and its condition use."""
-    behind, told, left, right = READERS[name]
+    behind, output, left, right = READERS[name]
     spec = read(behind(sides[0].join(sides[1], F.expr(WITHIN)))).spec
-    assert (spec.output.names, spec.left.buffered.names, spec.right.buffered.names) == (told, left, right)
+    assert (spec.output.names, spec.left.buffered.names, spec.right.buffered.names) == (output, left, right)
 
 
 def test_an_unused_event_time_makes_no_row_late(sides: tuple[DataFrame, DataFrame]) -> None:

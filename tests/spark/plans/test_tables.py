@@ -73,12 +73,12 @@ def test_a_table_keeps_only_the_columns_that_the_query_uses(name: str, streams: 
     """A table keeps its key, its order column and the columns that the query uses. The stream sends only the columns
     that are used.
     """
-    query, keys, told, kept = FORMS[name]
+    query, keys, stream_columns, table_columns = FORMS[name]
     spec = read(query(*streams))
     assert (spec.keys.names, spec.stream_columns.names, spec.table_columns.names, spec.order_by) == (
         keys,
-        told,
-        kept,
+        stream_columns,
+        table_columns,
         ("v",),
     )
     assert spec.store == "table.k"

@@ -113,52 +113,56 @@ class Trials(StatefulProcessor):
             for name in NAMES:
                 if name not in self._done:
                     print(json.dumps([name]), file=file, flush=True)
-                    print(json.dumps([name, self._told(name)]), file=file, flush=True)
+                    print(json.dumps([name, self._result_of(name)]), file=file, flush=True)
         return iter(())
 
-    def _told(self, name: str) -> list[str]:
-        kind, _, given = name.partition("/")
+    def _result_of(self, name: str) -> list[str]:
+        kind, _, value_name = name.partition("/")
         try:
-            value = self._tried(kind, given)
+            value = self._tried(kind, value_name)
         except (EOFError, OSError):
             raise  # the process at the other end has died, and only its log says why
         except Exception as error:  # noqa: BLE001 - the test compares any error
             return ["!", type(error).__name__, str(error)[:200]]
         return [type(value).__name__, repr(value)]
 
-    def _tried(self, kind: str, given: str) -> Any:
+    def _tried(self, kind: str, value_name: str) -> Any:
         if kind in self._values:
             state = self._values[kind]
             state.clear()
-            state.update((VALUES[given],))
+            state.update((VALUES[value_name],))
             return (state.get() or ("nothing",))[0]
         for each in (self._value, self._list, self._map):
             each.clear()
-        return self._of_two(kind, given)
+        return self._of_two(kind, value_name)
 
-    def _of_two(self, way: str, given: str) -> Any:
+    def _of_two(self, way: str, value_name: str) -> Any:
         if way == "update":
-            self._value.update(TUPLES[given]())
+            self._value.update(TUPLES[value_name]())
             return self._value.get()
         if way == "map key":
-            self._map.updateValue(TUPLES[given](), ("x", "y"))
-            return [*self._map.keys(), self._map.containsKey(TUPLES[given]()), self._map.getValue(TUPLES[given]())]
+            self._map.updateValue(TUPLES[value_name](), ("x", "y"))
+            return [
+                *self._map.keys(),
+                self._map.containsKey(TUPLES[value_name]()),
+                self._map.getValue(TUPLES[value_name]()),
+            ]
         if way == "map value":
-            self._map.updateValue(("x", "y"), TUPLES[given]())
+            self._map.updateValue(("x", "y"), TUPLES[value_name]())
             return list(self._map.values())
         if way in ("put", "appendList"):
-            (self._list.put if way == "put" else self._list.appendList)(ROWS[given]())
+            (self._list.put if way == "put" else self._list.appendList)(ROWS[value_name]())
         elif way == "appendValue":
-            self._list.appendValue(TUPLES[given]())
+            self._list.appendValue(TUPLES[value_name]())
         else:
-            self._list.appendList([TUPLES[given]()])
+            self._list.appendList([TUPLES[value_name]()])
         return list(self._list.get())
 
 
-def found(path: Path) -> dict[str, list[str]]:
+def results_in(path: Path) -> dict[str, list[str]]:
     """Return the result of each trial from the file. A trial that broke off has an empty error."""
     notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {name: told[0] if told else ["!", "", ""] for name, *told in notes}
+    return {name: results[0] if results else ["!", "", ""] for name, *results in notes}
 
 
 RECORDED = DATA / "native" / "conversions.json"
@@ -196,8 +200,8 @@ def utc() -> Iterator[None]:
 
 def recorded() -> dict[str, list[str]]:
     """Return Spark's result of each trial."""
-    told: dict[str, list[str]] = json.loads(RECORDED.read_text())
-    return told
+    results: dict[str, list[str]] = json.loads(RECORDED.read_text())
+    return results
 
 
 @pytest.fixture
@@ -207,7 +211,7 @@ def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
     """
     for done in (OUT_OF_RANGE, *({*NAMES} - {one} for one in OUT_OF_RANGE)):
         Run(Trials(tmp_path / "told", frozenset(done)), output="id string").batch({"a": [1]})
-    return found(tmp_path / "told")
+    return results_in(tmp_path / "told")
 
 
 def test_values_are_converted_as_in_spark(ours: dict[str, list[str]]) -> None:
@@ -218,17 +222,17 @@ def test_values_are_converted_as_in_spark(ours: dict[str, list[str]]) -> None:
     refused: set[str] = set()
     kept: set[str] = set()
     taken: set[str] = set()
-    for name, told in recorded().items():
-        here = ours[name]
-        if (here[0] == "!" and told[0] == "!") or here == told:
+    for name, sparks in recorded().items():
+        riffles = ours[name]
+        if (riffles[0] == "!" and sparks[0] == "!") or riffles == sparks:
             continue
-        if told == NULL:
-            (refused if here[0] == "!" else kept).add(name)
-        elif here[0] == "!":
-            if told != ["java"]:
+        if sparks == NULL:
+            (refused if riffles[0] == "!" else kept).add(name)
+        elif riffles[0] == "!":
+            if sparks != ["java"]:
                 taken.add(name)
         else:
-            differing[name] = (told, here)
+            differing[name] = (sparks, riffles)
     assert differing == {}
     assert kept <= KEPT_WHERE_SPARK_HAS_NULL
     assert taken <= set().union(*REFUSED_WHERE_SPARK_KEEPS.values())

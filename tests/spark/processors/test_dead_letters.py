@@ -35,18 +35,18 @@ TOO_LARGE = 2**40
 Event = tuple[str, int]
 
 
-class Boom(Exception):
+class PoisonError(Exception):
     """The error that poisoned rows raise."""
 
 
 def checked(n: int) -> int:
     """Return ``n``, or raise an error if it is poison."""
     if n == POISON["at once"]:
-        raise Boom(f"cannot take {n}")
+        raise PoisonError(f"cannot take {n}")
     return n
 
 
-class Everything(StatefulProcessor):
+class PoisonedProcessor(StatefulProcessor):
     """A processor that uses all kinds of state and timers, and fails on poisoned rows."""
 
     pandas = False
@@ -75,7 +75,7 @@ class Everything(StatefulProcessor):
                 self.handle.registerTimer(now + 1_000 * (n % 7))
                 yield self.told(key[0], "poison" if n == POISON["in its output"] else checked(n))
                 if n == POISON["in the middle"]:
-                    raise Boom(f"cannot go on after {n}")
+                    raise PoisonError(f"cannot go on after {n}")
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: ARG002
         """Output the length of the list, and clear the total."""
@@ -90,7 +90,7 @@ class Everything(StatefulProcessor):
         """Do nothing."""
 
 
-class InPandas(Everything):
+class InPandas(PoisonedProcessor):
     """The processor with pandas frames."""
 
     pandas = True
@@ -108,7 +108,7 @@ def grouped(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd
             state.setTimeoutDuration(1_000 * (1 + n % 7))
             yield pd.DataFrame({"k": [key[0]], "told": ["poison" if n == POISON["in its output"] else checked(n)]})
             if n == POISON["in the middle"]:
-                raise Boom(f"cannot go on after {n}")
+                raise PoisonError(f"cannot go on after {n}")
 
 
 def of_groups(function: Callable[..., object] = grouped) -> Stateful:
@@ -121,9 +121,9 @@ def of_groups(function: Callable[..., object] = grouped) -> Stateful:
 
 def of_processor(processor: StatefulProcessor | None = None) -> Stateful:
     """Return an operator with a processor."""
-    given = processor or Everything()
-    make = transform_with_state_in_pandas if getattr(given, "pandas", False) else transform_with_state
-    return make(given, key="k", output=OUTPUT, time_mode="ProcessingTime", store="s")
+    used_processor = processor or PoisonedProcessor()
+    make = transform_with_state_in_pandas if getattr(used_processor, "pandas", False) else transform_with_state
+    return make(used_processor, key="k", output=OUTPUT, time_mode="ProcessingTime", store="s")
 
 
 OPERATORS: dict[str, Callable[[], Stateful]] = {
@@ -188,14 +188,14 @@ def test_a_dead_letter_has_the_row_and_the_error(name: str) -> None:
         query.feed(rows_of([("a", 1), ("b", 2), ("a", 101)], first=40))
         first, second = query.letters
         assert [first["row"], second["row"]] == [{"k": "a", "n": 1, "offset": 40}, {"k": "a", "n": 101, "offset": 42}]
-        assert (first["error"], first["message"]) == (f"{Boom.__module__}.Boom", "cannot take 101")
+        assert (first["error"], first["message"]) == (f"{PoisonError.__module__}.PoisonError", "cannot take 101")
         assert "in checked" in str(first["traceback"])
         assert first["store"] == ("groups.k" if name == "groups" else "s")
         assert first["key_group"] in {0, 1}
         assert {**first, "row": 0} == {**second, "row": 0}
         (warning,) = [one for one in query.reports[-1].warnings if "dead letters" in one]
         assert warning.startswith("[RIFFLE-0809] Batch 0 has 2 dead letters.")
-        assert "Boom for the first." in warning
+        assert "PoisonError for the first." in warning
         assert "101" not in warning, "the log must not contain the error's message, which may have values of rows"
 
 
@@ -243,7 +243,7 @@ def test_text_that_is_not_utf8_fails_the_batch_or_is_a_dead_letter(name: str, co
 def test_a_repeated_batch_has_the_same_dead_letters(deliver_after_commit: bool) -> None:
     """A batch that crashed at any step and runs again has the same dead letters."""
     operator, batch = of_processor(), rows_of([(k, n) for k in "abcdef" for n in (1, 101 if k in "bd" else 2)])
-    told = list[list[str]]()
+    keys_of_calls = list[list[str]]()
     steps = [step for step in get_args(Step) if step != "after sink" or not deliver_after_commit]
     for step in steps:
         options = {"deliver_after_commit": deliver_after_commit, "key_groups": 4}
@@ -253,19 +253,19 @@ def test_a_repeated_batch_has_the_same_dead_letters(deliver_after_commit: bool) 
                 query.feed(batch)
             before = query.letters
             query.feed(batch)
-            told.append(sorted(repr(letter) for letter in query.letters or before))
+            keys_of_calls.append(sorted(repr(letter) for letter in query.letters or before))
             assert sorted({str(row["k"]) for row in query.delivered()}) == ["a", "c", "e", "f"]
-    assert len(told[0]) == 4
-    assert told == [told[0]] * len(steps)
+    assert len(keys_of_calls[0]) == 4
+    assert keys_of_calls == [keys_of_calls[0]] * len(steps)
 
 
-class FailsOnTimer(Everything):
+class FailsOnTimer(PoisonedProcessor):
     """A processor that fails in a timer."""
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: ARG002
         """Fail, or output a value of the wrong type."""
         if key["k"] == "a":
-            raise Boom("the timer fails")
+            raise PoisonError("the timer fails")
         yield self.told(key["k"], "poison")
 
 
@@ -282,7 +282,7 @@ def test_an_error_in_a_timers_call_fails_the_batch(key: str) -> None:
         assert query.letters == []
 
 
-class WithInitial(Everything):
+class WithInitial(PoisonedProcessor):
     """A processor that stores the initial state, or fails on it."""
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002
@@ -328,8 +328,8 @@ def test_a_row_beyond_pandas_timestamp_range_is_a_dead_letter() -> None:
 def test_dead_letters_keep_column_names_that_differ_only_in_case() -> None:
     """The columns of a dead letter's row keep the input's names, also if these differ only in case."""
     operator = operator_of("s", ["k"], of_processor().compute, (), ROWS)
-    told = with_dead_letters(replace(operator, shown={"k": "K", "n": "k", "offset": "at"})).declared.output
-    assert [field.name for field in told.field(LETTER).type.field("row").type] == ["K", "n", "at"]
+    output = with_dead_letters(replace(operator, shown={"k": "K", "n": "k", "offset": "at"})).declared.output
+    assert [field.name for field in output.field(LETTER).type.field("row").type] == ["K", "n", "at"]
 
 
 REFUSALS = {"memory": MemoryError("no memory"), "disk": OSError(28, "no space left")}
@@ -352,20 +352,20 @@ def test_the_messages_of_all_errors_can_be_written() -> None:
     long ones.
     """
 
-    class Untold(Exception):
+    class WithoutText(Exception):
         def __str__(self) -> str:
             raise ValueError
 
-    errors = {"a": ValueError("\udc80 is no letter"), "b": Untold(), "c": KeyError("x" * 10_000)}
+    errors = {"a": ValueError("\udc80 is no letter"), "b": WithoutText(), "c": KeyError("x" * 10_000)}
 
     def fail(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         raise errors[key[0]]
 
     with Harness(of_groups(fail), ROWS, executors=1, dead_letters=True) as query:
         assert query.feed(rows_of([("a", 1), ("b", 2), ("c", 3)])) == []
-        told = {str(letter["row"]["k"]): str(letter["message"]) for letter in query.letters}  # type: ignore[index]
-    assert (told["a"], told["b"]) == ("? is no letter", "(str() of the error failed)")
-    assert len(told["c"]) < 3_000
+        messages = {str(letter["row"]["k"]): str(letter["message"]) for letter in query.letters}  # type: ignore[index]
+    assert (messages["a"], messages["b"]) == ("? is no letter", "(str() of the error failed)")
+    assert len(messages["c"]) < 3_000
 
 
 def test_late_rows_do_not_become_dead_letters() -> None:

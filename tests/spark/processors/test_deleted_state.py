@@ -11,7 +11,7 @@ from pyspark.errors import PySparkRuntimeError
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import declare
-from tests.kit.streams.processor_runs import Run, Told, see, seen
+from tests.kit.streams.processor_runs import Run, ScriptedProcessor, see, seen
 
 pytestmark = pytest.mark.newer_spark
 
@@ -70,7 +70,7 @@ def test_calls_on_deleted_state_raise_sparks_errors(form: str) -> None:
             handle.deleteIfExists(name)
         check(processor)
 
-    Run(Told(init=init, rows=lambda processor, *_: check(processor)), form=FORMS[form]).batch({"a": [1]})  # type: ignore[arg-type]
+    Run(ScriptedProcessor(init=init, rows=lambda processor, *_: check(processor)), form=FORMS[form]).batch({"a": [1]})  # type: ignore[arg-type]
     assert seen() == "checked"
 
 
@@ -85,7 +85,7 @@ def test_several_elements_for_a_deleted_list_are_refused(call: str) -> None:
             with pytest.raises(PySparkRuntimeError, match=r"^Error updating value state: List state l is not init"):
                 getattr(processor.gone, call)(elements)
 
-    declare(Told(init=init), "None")
+    declare(ScriptedProcessor(init=init), "None")
 
 
 @pytest.mark.parametrize("operation", USES)
@@ -105,4 +105,4 @@ def test_state_without_a_key_is_refused_with_the_phase_of_the_call(operation: st
         }
         assert expected[handle.phase] in str(caught.value)
 
-    Run(Told(init=init)).batch({"a": [1]})
+    Run(ScriptedProcessor(init=init)).batch({"a": [1]})

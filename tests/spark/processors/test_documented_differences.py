@@ -25,7 +25,7 @@ from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.testing import Harness
 from tests.kit.processors.columns import Columns
 from tests.kit.processors.visit_processors import Visits
-from tests.kit.streams.processor_runs import Told
+from tests.kit.streams.processor_runs import ScriptedProcessor
 
 pytestmark = pytest.mark.newer_spark
 
@@ -39,7 +39,7 @@ def test_a_name_that_init_deleted_cannot_be_declared_again() -> None:
         with pytest.raises(PySparkRuntimeError, match="init deletes state v"):
             handle.getValueState("v", "n int")
 
-    declare(Told(init=init), "None")
+    declare(ScriptedProcessor(init=init), "None")
 
 
 @pytest.mark.parametrize("kind", [pa.struct([("x", pa.int64())]), pa.list_(pa.int64())], ids=str)
@@ -50,7 +50,7 @@ def test_a_nested_grouping_key_is_refused(kind: pa.DataType) -> None:
         Harness(operator, pa.schema([("k", kind)]))
 
 
-class Tells(StatefulProcessor):
+class CallRecorder(StatefulProcessor):
     """A processor that outputs the key, the number of rows and the watermark of each call, or NULL."""
 
     def __init__(self, *, null: bool = False) -> None:
@@ -61,10 +61,10 @@ class Tells(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """Output them in the form of the input."""
-        given = list(rows)
-        number = sum(len(one) if isinstance(one, pd.DataFrame) else 1 for one in given)
-        told = None if self._null else f"{key!r} {number} {timerValues.getCurrentWatermarkInMs()}"
-        yield pd.DataFrame({"told": [told]}) if isinstance(given[0], pd.DataFrame) else Row(told=told)
+        row_list = list(rows)
+        number = sum(len(one) if isinstance(one, pd.DataFrame) else 1 for one in row_list)
+        text = None if self._null else f"{key!r} {number} {timerValues.getCurrentWatermarkInMs()}"
+        yield pd.DataFrame({"told": [text]}) if isinstance(row_list[0], pd.DataFrame) else Row(told=text)
 
 
 class Keys(StatefulProcessor):
@@ -92,9 +92,9 @@ def test_keys_have_one_zero_and_one_nan_and_empty_frames_are_ignored() -> None:
 def test_keys_have_python_types_and_null_passes_in_output(make: Callable[..., Any]) -> None:
     """Keys have Python's own types, and NULL passes in an output column that is declared NOT NULL."""
     rows = pa.schema([("k", pa.float64()), ("n", pa.int32())])
-    with Harness(make(Tells(), key=["k", "n"], output="told string not null"), rows) as query:
+    with Harness(make(CallRecorder(), key=["k", "n"], output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": "(1.0, 2) 1 -1"}]
-    with Harness(make(Tells(null=True), key="k", output="told string not null"), rows) as query:
+    with Harness(make(CallRecorder(null=True), key="k", output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": None}]
 
 

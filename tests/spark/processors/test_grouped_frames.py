@@ -48,7 +48,7 @@ def row(user: str | None, n: int | None = None, second: float = 0, **more: objec
     return {"user": user, "n": n, "at": BEGIN + timedelta(seconds=second), **more}
 
 
-def told(user: object, what: object) -> pd.DataFrame:
+def output_frame(user: object, what: object) -> pd.DataFrame:
     """Return a frame with one output row."""
     return pd.DataFrame({"user": [user], "told": [str(what)]})
 
@@ -62,7 +62,7 @@ def counted(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     """Count the rows of a key."""
     count = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
     state.update((count,))
-    yield told(key[0], count)
+    yield output_frame(key[0], count)
 
 
 def test_the_types_of_a_frame_depend_only_on_the_rows_of_its_key() -> None:
@@ -103,7 +103,7 @@ def test_many_rows_of_a_key_come_in_several_frames() -> None:
     """A key with many rows gets them in order, in frames of at most the configured number of rows."""
 
     def look(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
-        yield told(key[0], [frame["n"].tolist() for frame in frames])
+        yield output_frame(key[0], [frame["n"].tolist() for frame in frames])
 
     with groups(look, rows_max=2) as query:
         found = query.feed([row(user, n) for n in range(5) for user in "ab"[: 2 - n // 2]])
@@ -114,7 +114,7 @@ def quiet(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     """Output a key that had no rows for two seconds."""
     if state.hasTimedOut:
         (frame,) = frames
-        yield told(key[0], (state.get[0], len(frame), list(frame.columns) == ROWS.names))
+        yield output_frame(key[0], (state.get[0], len(frame), list(frame.columns) == ROWS.names))
         state.remove()
         return
     rows = pd.concat(list(frames))
@@ -146,7 +146,7 @@ def test_a_processing_timeout_is_relative_to_the_time_of_its_batch() -> None:
 
     def wait(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         if state.hasTimedOut:
-            yield told(key[0], state.getCurrentProcessingTimeMs())
+            yield output_frame(key[0], state.getCurrentProcessingTimeMs())
             state.remove()
         else:
             yield from counted(key, frames, state)
@@ -197,7 +197,7 @@ def test_state_and_timeout_after_a_call_are_those_of_spark(does: str, *, has_tim
             state.setTimeoutTimestamp(BEGIN_MS + 5_000)
         else:
             DOES[does](state)
-        yield told(key[0], state.hasTimedOut)
+        yield output_frame(key[0], state.hasTimedOut)
 
     with groups(call, timeout=EVENT) as query:
         query.feed([row("a", 1)])
@@ -220,7 +220,7 @@ def test_a_key_that_stays_due_is_called_with_each_batch() -> None:
             state.update((1,))
             state.setTimeoutTimestamp(BEGIN_MS)
         else:
-            yield told(key[0], state.get)
+            yield output_frame(key[0], state.get)
 
     with groups(stubborn, timeout=EVENT) as query:
         query.feed([row("a")])
@@ -236,19 +236,19 @@ def test_state_is_read_back_as_in_spark() -> None:
     fields = (
         "user string, due_ms int, at timestamp, day date, tags array<string>, by map<string, int>, one struct<x: int>"
     )
-    given = ("x", np.int32(3), datetime(2024, 5, 1, 12), date(2024, 5, 1), ["p", None], {"k": 1}, (4,))
+    state_values = ("x", np.int32(3), datetime(2024, 5, 1, 12), date(2024, 5, 1), ["p", None], {"k": 1}, (4,))
     seen = list[Any]()
 
     def keep(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         seen.append(state.getOption)
-        state.update(given)
+        state.update(state_values)
         state.setTimeoutDuration(5)
         return iter(())
 
     with groups(keep, state=fields, timeout=CLOCK) as query:
         query.feed([row("a")])
         query.feed([row("a")])
-    assert seen == [None, given]
+    assert seen == [None, state_values]
     assert type(seen[1][1]) is int
     assert seen[1][-1].x == 4
 
@@ -265,7 +265,7 @@ def test_a_function_may_return_several_frames() -> None:
 
 
 WRONG: dict[str, Function] = {
-    "should be iterable of pandas.DataFrame, but is DataFrame": lambda key, _frames, _state: told(key[0], 1),
+    "should be iterable of pandas.DataFrame, but is DataFrame": lambda key, _frames, _state: output_frame(key[0], 1),
     "should be iterable, but is int": lambda _key, _frames, _state: 1,
     "should be iterator of pandas.DataFrame, but is iterator of int": lambda _key, _frames, _state: [1],
     "Expected: 2 Actual: 1": lambda _key, _frames, _state: [pd.DataFrame({"user": ["a"]})],

@@ -107,10 +107,10 @@ def of_arrow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     last = rows.group_by("k", use_threads=False).aggregate([("n", "last")])
     nothing: dict[str, Any] = {"v": None, "vs": None}
     known = {row.pop("k"): row for row in state.to_pylist()}
-    told = [{"k": k, **known.get(k, nothing)} for k in last["k"].to_pylist()]
+    output = [{"k": k, **known.get(k, nothing)} for k in last["k"].to_pylist()]
     kept = [{"k": k, "v": v, "vs": [v, FULL]} for k, v in zip(*_kept(last), strict=True)]
     schema = schema_of_ddl(OUTPUT)
-    return pa.Table.from_pylist(told, schema), pa.Table.from_pylist(kept, schema)
+    return pa.Table.from_pylist(output, schema), pa.Table.from_pylist(kept, schema)
 
 
 def _kept(last: pa.Table) -> tuple[list[Any], list[Any]]:

@@ -46,17 +46,17 @@ def test_a_setting_is_read_only_on_spark_versions_that_have_it() -> None:
 @pytest.mark.spark
 def test_the_defaults_are_those_of_the_running_spark(spark: SparkSession) -> None:
     """riffle's defaults are those of the running Spark, except for the time zone."""
-    said: dict[str, str] = {}
+    sparks_defaults: dict[str, str] = {}
     for name, setting in SETTINGS.items():
         # With a default as argument, spark.conf.get would return that instead of Spark's own.
         with suppress(PySparkException, Py4JError):
-            said |= {} if name == "timezone" else {setting: str(spark.conf.get(setting))}
-    assert {SETTINGS[name] for name in ("safe", "rows_max", "by_name")} <= {*said}
-    assert PandasOptions(**pandas_options(said)) == PandasOptions(**pandas_options({}))  # type: ignore[arg-type]
+            sparks_defaults |= {} if name == "timezone" else {setting: str(spark.conf.get(setting))}
+    assert {SETTINGS[name] for name in ("safe", "rows_max", "by_name")} <= {*sparks_defaults}
+    assert PandasOptions(**pandas_options(sparks_defaults)) == PandasOptions(**pandas_options({}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "defaults"),
     [
         ("4.0.5", {"safe": False}),
         ("4.1.0", {"safe": True, "bytes_max": 64 << 20}),
@@ -64,9 +64,9 @@ def test_the_defaults_are_those_of_the_running_spark(spark: SparkSession) -> Non
         ("4.10.1.dev0", {"safe": True, "bytes_max": 64 << 20}),
     ],
 )
-def test_the_defaults_of_each_version_are_those_in_sparks_source(version: str, told: dict[str, object]) -> None:
+def test_the_defaults_of_each_version_are_those_in_sparks_source(version: str, defaults: dict[str, object]) -> None:
     """The defaults of each version are those in the source of Spark 4.0.5, 4.1.0, 4.2.0 and 4.3.0."""
-    assert pandas_options({}, version) == told
+    assert pandas_options({}, version) == defaults
 
 
 def test_frames_are_limited_in_bytes() -> None:

@@ -44,7 +44,7 @@ ROWS = pa.table(
 )
 
 
-def given(rows: pa.Table, positions: list[int], **options: Any) -> list[list[pd.DataFrame]]:
+def frames_of(rows: pa.Table, positions: list[int], **options: Any) -> list[list[pd.DataFrame]]:
     """Return the frames of each key."""
     return [list(of_key) for of_key in PandasForm(OUTPUT, PandasOptions(**options)).rows(rows, positions)]
 
@@ -64,7 +64,7 @@ def frame(**columns: Any) -> pd.DataFrame:
 
 def test_columns_have_the_types_that_pyspark_gives() -> None:
     """Columns have the types that pandas infers from Python values, as in PySpark 4.1 and newer."""
-    ((found,),) = given(ROWS, [0, 4], timezone="Europe/Berlin")
+    ((found,),) = frames_of(ROWS, [0, 4], timezone="Europe/Berlin")
     times = "datetime64[us]" if pyspark.__version__.startswith("3.") else "datetime64[ns]"
     assert found.dtypes.astype(str).to_dict() == {
         "s": "object", "i": "int64", "n": "float64", "f": "float64", "b": "bool", "d": "object",
@@ -98,7 +98,7 @@ def test_a_key_with_many_rows_gets_several_frames(rows_max: int) -> None:
     """
     sizes = [3, 0, 8, 1, 1, 2]
     positions = [sum(sizes[:at]) for at in range(len(sizes) + 1)]
-    frames = given(pa.table({"v": list(range(15))}), positions, rows_max=rows_max)
+    frames = frames_of(pa.table({"v": list(range(15))}), positions, rows_max=rows_max)
     for of_key, (start, end) in zip(frames, pairwise(positions), strict=True):
         assert [v for one in of_key for v in one["v"]] == list(range(start, end))
         assert all(one.index.tolist() == list(range(len(one))) for one in of_key)

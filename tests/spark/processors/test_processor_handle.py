@@ -16,7 +16,7 @@ from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.spark.compat import ListState, MapState, StatefulProcessorHandle, ValueState
 from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.state.schemas.variable_kinds import Variable
-from tests.kit.streams.processor_runs import SEEN, Run, Told, has_seen, see
+from tests.kit.streams.processor_runs import SEEN, Run, ScriptedProcessor, has_seen, see
 
 pytestmark = pytest.mark.newer_spark
 
@@ -25,7 +25,7 @@ LONG = pa.schema([("n", pa.int64())])
 
 def declared(init: Callable[[Any, Any], Any], mode: TimeMode = "ProcessingTime") -> tuple[Variable, ...]:
     """Return the variables that an ``init`` declares."""
-    return declare(Told(init=init), mode).variables
+    return declare(ScriptedProcessor(init=init), mode).variables
 
 
 def test_init_declares_variables_by_ddl_and_by_types() -> None:
@@ -56,7 +56,7 @@ def test_attributes_of_a_processor_do_not_reach_the_next_batch() -> None:
         one.calls = getattr(one, "calls", 0) + len(list(rows))
         return [Row(id=key[0], n=one.calls)]
 
-    run = Run(Told(rows=rows))
+    run = Run(ScriptedProcessor(rows=rows))
     assert run.batch({"a": [1], "b": [2, 3]}) == [{"id": "a", "n": 1}, {"id": "b", "n": 3}]
     assert run.batch({"a": [1]}) == [{"id": "a", "n": 1}]
 
@@ -107,14 +107,14 @@ def test_delete_if_exists_deletes_state_and_withdraws_declarations() -> None:
         handle.deleteIfExists("a")
         handle.deleteIfExists("old")
 
-    found = declare(Told(init=init), "None")
+    found = declare(ScriptedProcessor(init=init), "None")
     assert [variable.name for variable in found.variables] == ["b"]
     assert found.deleted == ("a", "old")
 
 
-def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) -> str:
+def misused(*, mode: TimeMode = "ProcessingTime", **functions: Callable[..., Any]) -> str:
     """Run a batch in which a processor misuses its handle, and return the error's text."""
-    run = Run(Told(**told), mode=mode)
+    run = Run(ScriptedProcessor(**functions), mode=mode)
     with pytest.raises(UserFunctionError, match="RIFFLE-0193") as caught:
         run.batch({"a": [1]})
     return caught.value.problem
@@ -127,8 +127,8 @@ def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) ->
 )
 def test_timers_need_a_time_mode(call: Callable[[Any], Any]) -> None:
     """Timers without a time mode raise Spark's error."""
-    told = misused(mode="None", rows=lambda one, *_: call(one.handle))
-    assert "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE" in told
+    message = misused(mode="None", rows=lambda one, *_: call(one.handle))
+    assert "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE" in message
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_state_without_a_key_is_refused_in_init_and_close() -> None:
         if handle.phase == "CREATED" and has_seen("look"):
             one.state.get()
 
-    run = Run(Told(init=init))
+    run = Run(ScriptedProcessor(init=init))
     see("look")
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})
@@ -163,14 +163,14 @@ def test_state_without_a_key_is_refused_in_init_and_close() -> None:
         if one.handle.phase != "PRE_INIT":
             one.state.get()
 
-    run = Run(Told(init=init, close=close))
+    run = Run(ScriptedProcessor(init=init, close=close))
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})
 
 
 def test_an_init_that_declares_something_else_on_executors_is_refused() -> None:
     """An ``init`` that declares other variables on executors than on the driver is refused."""
-    run = Run(Told(init=lambda _, h: h.getValueState("a" if h.phase == "PRE_INIT" else "b", "n long")))
+    run = Run(ScriptedProcessor(init=lambda _, h: h.getValueState("a" if h.phase == "PRE_INIT" else "b", "n long")))
     with pytest.raises(ConfigError, match="RIFFLE-0321"):
         run.batch({"a": [1]})
 
@@ -190,7 +190,7 @@ def test_timer_values_are_those_of_spark(mode: TimeMode, times: dict[str, int], 
     def rows(_: Any, key: Any, rows: Any, values: Any) -> None:
         see((values.getCurrentProcessingTimeInMs(), values.getCurrentWatermarkInMs()))
 
-    run = Run(Told(rows=rows), mode=mode)
+    run = Run(ScriptedProcessor(rows=rows), mode=mode)
     run.batch({"a": [1]}, **times)
     assert [expected] == SEEN
 
@@ -198,6 +198,6 @@ def test_timer_values_are_those_of_spark(mode: TimeMode, times: dict[str, int], 
 @pytest.mark.parametrize("due", [2**63, -(2**63), 1.5, "5", None], ids=str)
 def test_the_time_of_a_timer_must_be_a_64_bit_integer(due: Any) -> None:
     """The time of a timer must be a whole number of 64 bits."""
-    run = Run(Told(rows=lambda one, *_: one.handle.registerTimer(due)))
+    run = Run(ScriptedProcessor(rows=lambda one, *_: one.handle.registerTimer(due)))
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError, PySparkValueError
 from pyspark.sql import Row
 
-from tests.kit.streams.processor_runs import Run, Told, see, seen
+from tests.kit.streams.processor_runs import Run, ScriptedProcessor, see, seen
 
 pytestmark = pytest.mark.newer_spark
 
@@ -25,7 +25,7 @@ def states(processor: Any, handle: Any) -> None:
 def ran(*batches: Callable[[Any], Any]) -> list[Any]:
     """Run one batch per function with the same key, and return their results."""
     results: list[Any] = []
-    processor = Told(init=states, rows=lambda used, *_: see(seen()(used)))
+    processor = ScriptedProcessor(init=states, rows=lambda used, *_: see(seen()(used)))
     run = Run(processor)
     for batch in batches:
         see(batch)

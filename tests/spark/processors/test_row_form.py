@@ -22,7 +22,7 @@ OUTPUT = schema_of_ddl("id string, n long, t timestamp")
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 
 
-def given(rows: pa.Table, positions: list[int]) -> list[list[Any]]:
+def rows_of_keys(rows: pa.Table, positions: list[int]) -> list[list[Any]]:
     """Return the rows of each key."""
     return [list(of_key) for of_key in RowForm(OUTPUT).rows(rows, positions)]
 
@@ -43,7 +43,7 @@ def test_each_key_gets_all_its_rows_for_any_conversion_size(monkeypatch: pytest.
     positions = [sum(sizes[:at]) for at in range(len(sizes) + 1)]
     table = pa.concat_tables([pa.table({"v": [at]}) for at in range(sum(sizes))])
     expected = [list(range(start, end)) for start, end in pairwise(positions)]
-    assert [[row.v for row in rows] for rows in given(table, positions)] == expected
+    assert [[row.v for row in rows] for rows in rows_of_keys(table, positions)] == expected
 
 
 def test_a_processor_may_leave_rows_of_a_key_unread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 ROWS = [{"at": "2024-05-01T00:00:01Z", "page": "a", "n": 5, "m": 50}]
 MORE = [{"at": "2024-05-01T00:00:02Z", "page": "a", "n": 3, "m": 70}]
 Made = Callable[[DataFrame], DataFrame]
-Given = Iterable[pd.DataFrame]
+InputFrames = Iterable[pd.DataFrame]
 
 
 def grouped(*results: str, by: str = "page") -> Made:
@@ -68,7 +68,7 @@ def counting(
 ) -> Made:
     """Return a query whose function counts the rows of each key."""
 
-    def function(key: tuple[Any, ...], frames: Given, kept: Any) -> Iterator[pd.DataFrame]:
+    def function(key: tuple[Any, ...], frames: InputFrames, kept: Any) -> Iterator[pd.DataFrame]:
         total = (kept.get[0] if kept.exists else 0) + sum(len(frame) for frame in frames)
         kept.update((total, *[None] * state.count(",")))
         yield pd.DataFrame({"page": [str(key[0])], "c": [total * times]})
@@ -90,7 +90,7 @@ class Counting(StatefulProcessor):
         """Declare the count."""
         self.count = handle.getValueState(self.name, self.fields)
 
-    def handleInputRows(self, key: Any, rows: Given, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
+    def handleInputRows(self, key: Any, rows: InputFrames, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Count the rows and output the count."""
         total = ((self.count.get() or (0,))[0] or 0) + sum(len(frame) for frame in rows)
         self.count.update((total,))

@@ -52,9 +52,9 @@ class Ledger:
     def batch(self, events: Rows, users: Rows, prices: Rows) -> list[tuple[Any, ...]]:
         """Apply a batch's changes, and return the expected rows of its events."""
         for table, changes in ((self.users, users), (self.prices, prices)):
-            for key, version, *told in changes:
+            for key, version, *values in changes:
                 if key is not None and (key not in table or version >= table[key][0]):
-                    table[key] = (version, *told)
+                    table[key] = (version, *values)
         answers = list[tuple[Any, ...]]()
         for user, item, n in events:
             _, name, gone = self.users.get(user, (0, None, True))
@@ -108,10 +108,10 @@ def test_each_event_is_joined_once_with_the_current_table_rows(spark: SparkSessi
     assert running.lastProgress is not None
     assert [one["operatorName"] for one in running.lastProgress["stateOperators"]] == ["table.item", "table.user"]
     assert len([one for one in records(settings.root or "") if one.kind == "batch"]) == len(BATCHES)
-    for others, said in (
+    for others, error_id in (
         (riffle_spark.latest(users, "user", by="name"), "RIFFLE-0334"),
         (riffle_spark.latest(users.withColumn("more", F.lit(1)), "user", by="v"), "RIFFLE-0335"),
     ):
         changed = riffle_spark.on(events, settings=settings).join(others, "user").writeStream.foreachBatch(keep)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=error_id):
             changed.option("checkpointLocation", str(tmp_path / "checkpoint")).start()

@@ -157,11 +157,11 @@ def test_a_late_row_output_is_refused_if_no_row_can_be_late(
     name: str, spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
     """A side output of late rows is refused if the query has no late rows, or joins two streams."""
-    query, mode, said = REFUSED[name]
+    query, mode, error_id = REFUSED[name]
     timed = feed.stream(spark) if name == "no watermark" else feed.stream(spark).withWatermark("at", "10 seconds")
     events = riffle_spark.on(timed, settings=settings_in(tmp_path), late_rows=f"{tmp_path}/late")
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=error_id):
         query(events).writeStream.outputMode(mode).format("noop").start()
 
 
@@ -176,8 +176,8 @@ def test_two_side_outputs_of_late_rows_are_refused(spark: SparkSession, feed: Fe
     with pytest.raises(ConfigError, match="RIFFLE-0350"):
         left.union(right).writeStream  # noqa: B018 - it is where options are looked at
     both = riffle_spark.on(feed.stream(spark), settings=Settings(key_groups=4)).union(left)
-    told = options_in(both)
-    assert (told.late_rows, told.settings) == (f"{tmp_path}/a", Settings(key_groups=4))
+    options = options_in(both)
+    assert (options.late_rows, options.settings) == (f"{tmp_path}/a", Settings(key_groups=4))
     with pytest.raises(ConfigError, match="RIFFLE-0349"):
         riffle_spark.on(left, dead_letters=f"{tmp_path}/a").writeStream  # noqa: B018 - the same
     others = riffle_spark.on(feed.stream(spark), root="file:///state", settings=Settings(key_groups=8))

@@ -34,10 +34,10 @@ OUTPUT = "user string, total long"
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     """A feed with one file of events per batch, with offsets."""
-    made = Feed(tmp_path_factory.mktemp("events"), "user string, n string, offset long")
+    new_feed = Feed(tmp_path_factory.mktemp("events"), "user string, n string, offset long")
     for number, batch in enumerate(BATCHES):
-        made.add([{"user": user, "n": n, "offset": 100 * number + at} for at, (user, n) in enumerate(batch)])
-    return made
+        new_feed.add([{"user": user, "n": n, "offset": 100 * number + at} for at, (user, n) in enumerate(batch)])
+    return new_feed
 
 
 def summed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
@@ -50,7 +50,7 @@ def summed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     yield pd.DataFrame({"user": [key[0]], "total": [total]})
 
 
-class Summed(StatefulProcessor):
+class SumProcessor(StatefulProcessor):
     """The same sum as a processor."""
 
     def init(self, handle: Any) -> None:
@@ -75,7 +75,7 @@ def of_groups(events: DataFrame) -> DataFrame:
 
 def in_the_middle(events: DataFrame) -> DataFrame:
     """Return the distinct sums of a processor, so that a second operator follows."""
-    sums = events.groupBy(F.col("user")).transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
+    sums = events.groupBy(F.col("user")).transformWithStateInPandas(SumProcessor(), OUTPUT, "append", "None")
     return sums.dropDuplicates(["user", "total"])
 
 
@@ -130,10 +130,10 @@ def test_dead_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: 
     assert sinks.results == RESULTS
     letters = spark.read.parquet(folder)
     assert letters.columns == ["error", "message", "traceback", "store", "key_group", "row", "batch_id"]
-    told = letters.select("batch_id", "row.user", "row.n", "row.offset").collect()
-    assert sorted(map(tuple, told), key=lambda one: one[-1]) == LETTERS
-    (said,) = {(row.error, row.store) for row in letters.collect()}
-    assert said == ("ValueError", "groups.user")
+    letter_rows = letters.select("batch_id", "row.user", "row.n", "row.offset").collect()
+    assert sorted(map(tuple, letter_rows), key=lambda one: one[-1]) == LETTERS
+    (error_and_store,) = {(row.error, row.store) for row in letters.collect()}
+    assert error_and_store == ("ValueError", "groups.user")
     assert "'four'" in letters.where("row.user = 'ann'").first().message  # type: ignore[union-attr] # there are some
     counts = {one["batchId"]: one["stateOperators"][0]["customMetrics"]["deadRows"] for one in query.recentProgress}
     assert counts == {1: 3, 2: 0}
@@ -163,7 +163,7 @@ def test_dead_letters_of_an_inner_stage_go_to_a_function(spark: SparkSession, fe
 def in_a_chain(events: DataFrame) -> DataFrame:
     """Apply one user's function to the results of another."""
     once = in_the_middle(events).selectExpr("user", "CAST(total AS STRING) AS n")
-    return once.groupBy("user").transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
+    return once.groupBy("user").transformWithStateInPandas(SumProcessor(), OUTPUT, "append", "None")
 
 
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
@@ -185,10 +185,10 @@ def test_a_dead_letter_output_is_refused_without_a_users_function(
     name: str, spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:  # fmt: skip
     """A side output of dead letters is refused if the query has no user's function or more than one."""
-    query, said = REFUSED[name]
+    query, error_id = REFUSED[name]
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path), dead_letters=f"{tmp_path}/dead")
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=error_id):
         query(events).writeStream.outputMode("append" if name != "aggregate" else "update").format("noop").start()
 
 

@@ -46,9 +46,9 @@ def test_different_steps_columns_and_watermarks_are_differences() -> None:
     """
     assert difference(Played("k", [[["a", 1, 0.1 + 0.2]]], [""]), Played("k", [[["a", 1, 0.3]]], [""])) == ""
     assert "missing" in difference(Played("k", [[["a", 1.0, 0.3]]], [""]), Played("k", [[["a", 1, 0.3]]], [""]))
-    wanted = Played("k", [[], []], ["2024", "2026"])
-    assert "steps" in difference(Played("k", [[]], ["2024"]), wanted)
-    assert "columns" in difference(Played("j", [[], []], ["2024", "2026"]), wanted)
-    assert difference(Played("k", [[], []], ["", "2024"]), wanted) == ""
-    assert "watermarks" in difference(Played("k", [[], []], ["2024", "2023"]), wanted)
-    assert "watermarks" in difference(Played("k", [[], []], ["2025", "2026"]), wanted)
+    expected = Played("k", [[], []], ["2024", "2026"])
+    assert "steps" in difference(Played("k", [[]], ["2024"]), expected)
+    assert "columns" in difference(Played("j", [[], []], ["2024", "2026"]), expected)
+    assert difference(Played("k", [[], []], ["", "2024"]), expected) == ""
+    assert "watermarks" in difference(Played("k", [[], []], ["2024", "2023"]), expected)
+    assert "watermarks" in difference(Played("k", [[], []], ["2025", "2026"]), expected)

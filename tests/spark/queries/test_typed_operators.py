@@ -17,7 +17,7 @@ from riffle_spark import Stateful, aggregate, arrow_function, count, last, max_,
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine.routing import arrow_schema
 from tests.kit.queries.type_columns import KEPT, REFUSED, RefusedColumn, TypeColumn, vector_of
-from tests.kit.queries.typed_functions import GivesBack
+from tests.kit.queries.typed_functions import IdentityProcessor
 from tests.kit.queries.typed_play import typed
 from tests.kit.streams.streaming import committed, settings_in
 
@@ -99,7 +99,7 @@ def test_a_processor_with_rows_returns_every_type_unchanged(spark: SparkSession,
     frames = [typed(rows_of(spark, batch), columns) for batch in range(2)]
 
     operators = [
-        transform_with_state(GivesBack(), key="k", output=frames[0].schema, settings=settings_in(tmp_path))
+        transform_with_state(IdentityProcessor(), key="k", output=frames[0].schema, settings=settings_in(tmp_path))
         for _ in frames
     ]
     shown = ["k", "n", *texts(columns)]
@@ -144,7 +144,7 @@ USES: Mapping[str, Make] = {
         folder,
     ),
     "processor": lambda _, folder: transform_with_state(
-        GivesBack(), key="k", output="k string", settings=settings_in(folder)
+        IdentityProcessor(), key="k", output="k string", settings=settings_in(folder)
     ),
 }  # fmt: skip
 
@@ -179,7 +179,7 @@ def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
     frame = rows_of(spark, 0).selectExpr("n", "k", f"{column.sql} AS {column.name}")
     refused = {use: refusal(make(column.name, tmp_path), frame, tmp_path) for use, make in USES.items()}
     started = transform_with_state(
-        GivesBack(), key="k", output="k string", settings=settings_in(tmp_path), initial_state=frame
+        IdentityProcessor(), key="k", output="k string", settings=settings_in(tmp_path), initial_state=frame
     )
     refused["initial state"] = refusal(started, frame.select("k", "n"), tmp_path)
     for use, error in refused.items():

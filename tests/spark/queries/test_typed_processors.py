@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.queries.played_query import QUICK, ROCKSDB
 from tests.kit.queries.type_columns import READABLE
-from tests.kit.queries.typed_functions import VALUES, GivesBack
+from tests.kit.queries.typed_functions import VALUES, IdentityProcessor
 from tests.kit.queries.typed_play import check_cells, play, typed
 from tests.kit.queries.typed_processors import KeepsTypes
 
@@ -33,7 +33,7 @@ def _quick(spark: SparkSession) -> None:
 
 def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataFrame:
     """Return, as text, the output of a processor that returns its rows."""
-    frame = sparks_own(rows.groupBy("k"), form)(GivesBack(), rows.schema, "append", "None")
+    frame = sparks_own(rows.groupBy("k"), form)(IdentityProcessor(), rows.schema, "append", "None")
     return frame.selectExpr("k", "n", *names)
 
 
@@ -48,8 +48,8 @@ def test_processors_return_columns_as_in_spark(form: str, spark: SparkSession, t
         return given_back(typed(rows, READABLE), names, form)
 
     expected = play(spark, build, tmp_path / "spark", "append", is_wrapped=False, files=1)
-    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True, files=1)
-    check_cells(found, expected)
+    output = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True, files=1)
+    check_cells(output, expected)
     print(f"input and output of processors, {form}: {sum(len(one.values) + 1 for one in READABLE)} cells as in Spark")
 
 
@@ -70,10 +70,10 @@ def test_variables_of_each_type_are_read_back_as_in_spark(
         return sparks_own(rows.groupBy("k"), form)(KeepsTypes(way, names), READ, "append", "None")
 
     expected = play(spark, build, tmp_path / "spark", "append", is_wrapped=False)
-    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
-    assert [row["wrong"] for run in found for row in run if row["wrong"]] == []
-    compared = [[{name: row[name] for name in ("k", "n", "read")} for row in run] for run in (*found, *expected)]
-    check_cells(compared[: len(found)], compared[len(found) :])
+    output = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
+    assert [row["wrong"] for run in output for row in run if row["wrong"]] == []
+    compared = [[{name: row[name] for name in ("k", "n", "read")} for row in run] for run in (*output, *expected)]
+    check_cells(compared[: len(output)], compared[len(output) :])
     print(f"{way} of a processor: {sum(len(VALUES[name][1]) + 1 for name in names)} cells as in Spark")
 
 
@@ -86,8 +86,8 @@ def test_a_variable_stores_an_interval_although_sparks_cannot(way: str, spark: S
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
         return rows.groupBy("k").transformWithStateInPandas(KeepsTypes(way, (INTERVAL,)), READ, "append", "None")
 
-    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
-    assert [row["wrong"] for run in found for row in run if row["wrong"]] == []
-    assert any("timedelta" in str(row["read"]) for run in found for row in run)
+    output = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
+    assert [row["wrong"] for run in output for row in run if row["wrong"]] == []
+    assert any("timedelta" in str(row["read"]) for run in output for row in run)
     with pytest.raises(StreamingQueryException, match="DayTimeIntervalType"):
         play(spark, build, tmp_path / "spark", "append", is_wrapped=False, files=1)

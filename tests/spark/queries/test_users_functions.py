@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 OUT = "k string, told string"
 
 
-def told(key: object, *what: object) -> pd.DataFrame:
+def output_frame(key: object, *values: object) -> pd.DataFrame:
     """Return a frame with one output row."""
-    return pd.DataFrame({"k": [key], "told": [repr(what)]})
+    return pd.DataFrame({"k": [key], "told": [repr(values)]})
 
 
 def same(
@@ -50,12 +50,12 @@ def test_a_function_may_be_applied_before_the_frame_is_wrapped(spark: SparkSessi
     def count(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         rows = pd.concat(list(frames))
         state.update(((state.getOption or (0,))[0] + len(rows),))
-        yield told(key[1], key[0], type(key[0]).__name__, state.get, list(rows.columns), sorted(rows["n"]))
+        yield output_frame(key[1], key[0], type(key[0]).__name__, state.get, list(rows.columns), sorted(rows["n"]))
 
-    def build(given: Frames) -> DataFrame:
-        plain = DataFrame(given.events._jdf, given.spark).withColumn("odd one", F.expr("int(n % 2)"))
+    def build(frames: Frames) -> DataFrame:
+        plain = DataFrame(frames.events._jdf, frames.spark).withColumn("odd one", F.expr("int(n % 2)"))
         groups = plain.groupBy("odd one", "k")
-        return given.again(groups.applyInPandasWithState(count, OUT, "n long", "update", "NoTimeout")).where(
+        return frames.again(groups.applyInPandasWithState(count, OUT, "n long", "update", "NoTimeout")).where(
             "told < 'C'"
         )
 
@@ -67,11 +67,11 @@ def test_users_aggregates_equal_pandas_over_all_rows(spark: SparkSession, tmp_pa
     """Users' aggregate functions return the results of all rows at once, over several batches and a restart."""
     mean, latest = riffle_spark.user_aggregate(WeightedMean()), riffle_spark.user_aggregate(Latest(2))
 
-    def build(given: Frames) -> DataFrame:
-        found = given.events.groupBy("k").agg(
+    def build(frames: Frames) -> DataFrame:
+        aggregated = frames.events.groupBy("k").agg(
             mean("d", "n").alias("m"), latest("n").alias("l"), latest(F.col("x").cast("int"))
         )
-        return found.where("m > 1").select("*", (F.col("m") * F.size("l")).alias("told"))
+        return aggregated.where("m > 1").select("*", (F.col("m") * F.size("l")).alias("told"))
 
     texts = ("0a1 1b2 2a3", "3a? 4c4", "5b5 6a6 7c?")
     assert same(spark, tmp_path, build, *texts, mode="complete", oracle="batch", restart_after=1) == 8
@@ -85,9 +85,9 @@ def test_top_k_returns_the_first_rows_of_sparks_sorted_list(spark: SparkSession,
         "slice(sort_array(collect_list(struct(n, at)), false), 1, 2)",
     )
 
-    def build(given: Frames) -> DataFrame:
-        found = top("n", "at") if given.events.isStreaming else F.expr(whole)
-        return given.events.groupBy("k").agg(found.alias("top"), F.count("*"))
+    def build(frames: Frames) -> DataFrame:
+        aggregated = top("n", "at") if frames.events.isStreaming else F.expr(whole)
+        return frames.events.groupBy("k").agg(aggregated.alias("top"), F.count("*"))
 
     assert (
         same(spark, tmp_path, build, "0a1 1b2 2a3", "3a? 4c4 5a3", "5b5 6a6 7c?", mode="complete", oracle="batch") == 8

@@ -237,7 +237,7 @@ def test_the_console_is_written_as_spark_writes_it(
     assert "only showing top 2 rows" in output
 
 
-class Opened:
+class RowWriter:
     """An object for ``foreach`` that writes a file for each row."""
 
     def __init__(self, folder: Path) -> None:
@@ -258,7 +258,7 @@ def test_foreach_takes_each_row(spark: SparkSession, tmp_path: Path) -> None:
     """``foreach`` passes each row to an object, which gets partition and batch, or to a function."""
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
     try:
-        deliver(spark, sink_of(rows(spark, 0).coalesce(1), writer_settings(foreach=Opened(tmp_path))), 5)
+        deliver(spark, sink_of(rows(spark, 0).coalesce(1), writer_settings(foreach=RowWriter(tmp_path))), 5)
         folder = str(tmp_path)
         deliver(
             spark,
@@ -280,8 +280,8 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     )
     deliver(spark, sink_of(rows(spark, 0), settings), 0, 1)
     assert settings.sink_options == {}
-    told_by = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")
-    assert {row.by for row in told_by.collect()} == {"query/0/0"}
+    with_id = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")
+    assert {row.by for row in with_id.collect()} == {"query/0/0"}
     header = F.expr("array(named_struct('key', 'a', 'value', cast('b' as binary))) as headers")
     with_header = sink_choice._with_id(spark.range(1).select(header), "kafka", "by", "query/0/0")
     assert with_header.head() == ([("a", b"b"), ("by", b"query/0/0")],)
@@ -308,19 +308,19 @@ def test_a_database_has_a_repeated_batch_with_the_same_delivery_id(spark: SparkS
     assert by_batch(spark.read.format("jdbc").options(**place, dbtable="whole").load()) == [(1, 3)]
 
 
-class Told:
+class RecordingWriter:
     """A stand-in for Spark's frame and batch writer that records options."""
 
     def __init__(self) -> None:
-        self.options_told: dict[str, object] = {}
+        self.recorded_options: dict[str, object] = {}
         self.write = self
 
-    def options(self, **named: object) -> Told:
+    def options(self, **named: object) -> RecordingWriter:
         """Record the options."""
-        self.options_told |= named
+        self.recorded_options |= named
         return self
 
-    def __getattr__(self, name: str) -> Callable[..., Told]:
+    def __getattr__(self, name: str) -> Callable[..., RecordingWriter]:
         """Accept any other call."""
         return lambda *_, **__: self
 
@@ -329,9 +329,9 @@ def test_delta_deliveries_keep_their_application_id_until_a_rollback() -> None:
     """Deliveries to Delta have the same application id until a rollback, and another one after it."""
     write, seen = sink_choice._batch_writer(writer_settings("/x", format="delta"), "delta"), list[tuple[object, ...]]()
     for batch, rollbacks in ((3, 0), (3, 0), (4, 0), (3, 1)):
-        frame: Any = Told()
+        frame: Any = RecordingWriter()
         write(frame, Delivery(batch, f"query/{rollbacks}/{batch}"))
-        seen.append((frame.options_told["txnAppId"], frame.options_told["txnVersion"]))
+        seen.append((frame.recorded_options["txnAppId"], frame.recorded_options["txnVersion"]))
     assert seen == [("query/0", "3"), ("query/0", "3"), ("query/0", "4"), ("query/1", "3")]
 
 
@@ -371,18 +371,18 @@ class DeltaCatalog:
 def test_deliveries_to_a_delta_table_have_an_application_id(names: Sequence[str], settings: WriterSettings) -> None:
     """Deliveries to a Delta table have application ids too, whether the table or only its format is given."""
     seen = list[tuple[object, ...]]()
-    frame: Any = Told()
+    frame: Any = RecordingWriter()
     frame.sparkSession, frame.schema = DeltaCatalog(*names), StructType().add("id", LongType(), nullable=False)
     give = sink_of(frame, settings)
     for batch, rollbacks in ((3, 0), (3, 0), (4, 0), (3, 1)):
         give(frame, Delivery(batch, f"query/{rollbacks}/{batch}"))
-        seen.append((frame.options_told["txnAppId"], frame.options_told["txnVersion"]))
+        seen.append((frame.recorded_options["txnAppId"], frame.recorded_options["txnVersion"]))
     assert seen == [("query/0", "3"), ("query/0", "3"), ("query/0", "4"), ("query/1", "3")]
 
 
 def test_update_mode_is_refused_for_delta() -> None:
     """Update mode is refused for a Delta table and a Delta path, as by Delta's own sink."""
-    frame: Any = Told()
+    frame: Any = RecordingWriter()
     frame.sparkSession = DeltaCatalog("seen")
     with pytest.raises(ConfigError, match="RIFFLE-0361"):
         sink_of(frame, writer_settings(table="seen", outputMode="update"))

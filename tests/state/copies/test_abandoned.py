@@ -45,8 +45,8 @@ def test_an_executor_takes_the_folder_of_an_ended_process_listed_as_live(tmp_pat
     assert claim_folder(tmp_path, "app/2", live, process_name(os.getpid())).path != first.path
     process.kill()
     process.wait()
-    taken = claim_folder(tmp_path, "app/3", live, process_name(os.getpid()))
-    assert taken.path == first.path
+    claimed_folder = claim_folder(tmp_path, "app/3", live, process_name(os.getpid()))
+    assert claimed_folder.path == first.path
     assert not first.belongs_to_owner()
 
 
@@ -54,12 +54,12 @@ def test_a_damaged_claim_file_counts_as_having_no_owner(tmp_path: Path) -> None:
     """A claim file with undecodable bytes counts as having no owner, and each executor still gets its own folder."""
     live = ["app/1", "app/2"]
     for name in ("owner", "process"):
-        mine = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
-        (mine.path / name).write_bytes(b"\xff\xfe \xff \xff")
-        assert mine.belongs_to_owner() == (name == "process")
+        first_folder = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
+        (first_folder.path / name).write_bytes(b"\xff\xfe \xff \xff")
+        assert first_folder.belongs_to_owner() == (name == "process")
         other = claim_folder(tmp_path, "app/2", live, process_name(os.getpid()))
-        again = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
-        assert again.path != other.path
-        assert (again.belongs_to_owner(), other.belongs_to_owner()) == (True, True)
-        with again.hold(), other.hold():
+        second_folder = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
+        assert second_folder.path != other.path
+        assert (second_folder.belongs_to_owner(), other.belongs_to_owner()) == (True, True)
+        with second_folder.hold(), other.hold():
             pass

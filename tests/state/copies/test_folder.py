@@ -115,11 +115,11 @@ def test_nested_folders_for_copies_have_mode_0700(tmp_path: Path) -> None:
         IncomingSnapshots(folder.path).append_bytes(
             ("totals", 3), Snapshot("3-1-aa", Head(3, "1-aa"), 9, 0, 1), 0, b"rows"
         )
-        made = [path for path in folder.path.parent.rglob("*") if path.is_dir()]
+        new_folders = [path for path in folder.path.parent.rglob("*") if path.is_dir()]
     finally:
         os.umask(before)
-    assert {path.name for path in made} >= {"sealed", "fetched", "stacks", "totals", "incoming"}
-    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+    assert {path.name for path in new_folders} >= {"sealed", "fetched", "stacks", "totals", "incoming"}
+    assert {path.stat().st_mode & 0o777 for path in new_folders} == {0o700}
 
 
 def test_undecryptable_files_are_removed_with_their_copies(tmp_path: Path) -> None:
@@ -144,12 +144,12 @@ def test_a_new_executor_takes_over_the_folder_of_a_lost_executor(tmp_path: Path)
     """A new executor takes over the folder and the copies of a lost executor, which can no longer use them."""
     lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "mark").write_text("warm")
-    taken = claim_folder(tmp_path, "app/2", ["app/2"])
-    assert (taken.path / "mark").read_text() == "warm"
+    claimed_folder = claim_folder(tmp_path, "app/2", ["app/2"])
+    assert (claimed_folder.path / "mark").read_text() == "warm"
     assert not lost.belongs_to_owner()
     with pytest.raises(OutOfDate, match="RIFFLE-0386"), lost.hold():
         pass
-    with taken.hold():
+    with claimed_folder.hold():
         pass
 
 
@@ -200,8 +200,8 @@ def test_executors_start_in_new_folders_if_a_process_hangs_in_a_claim(
     monkeypatch.setattr(abandoned, "_LOCK_TRIES", 2)
     with (tmp_path / ".claims").open("a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        begun = claim_folder(tmp_path, "app/2", ["app/2"])
-        assert claim_folder(tmp_path, "app/2", ["app/2"]).path == begun.path != left.path
+        new_folder = claim_folder(tmp_path, "app/2", ["app/2"])
+        assert claim_folder(tmp_path, "app/2", ["app/2"]).path == new_folder.path != left.path
     assert left.belongs_to_owner()
 
 
@@ -213,8 +213,8 @@ def test_the_most_recently_used_free_folder_is_taken(tmp_path: Path) -> None:
         os.utime(folder.path / "owner", (1000 - age,) * 2)
     with folders[2].hold():
         pass
-    taken = [claim_folder(tmp_path, f"new/{n}", ["new/0", "new/1", "new/2"]).path for n in range(3)]
-    assert taken == [folders[n].path for n in (2, 0, 1)]
+    claimed_paths = [claim_folder(tmp_path, f"new/{n}", ["new/0", "new/1", "new/2"]).path for n in range(3)]
+    assert claimed_paths == [folders[n].path for n in (2, 0, 1)]
 
 
 def test_a_takeover_deletes_unlisted_files_and_keeps_complete_copies(tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ def test_a_takeover_deletes_unlisted_files_and_keeps_complete_copies(tmp_path: P
     assert stacks.replace(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.relative_name(whole), 0, 1, 0, 1, 1),)))
     lost.write_sealed_file(1, "1-aa", b"x")
     (lost.sealed / "2-1-bb.part").write_bytes(b"x")
-    taken = claim_folder(tmp_path, "app/2", ["app/2"])
-    assert taken.path == lost.path
+    claimed_folder = claim_folder(tmp_path, "app/2", ["app/2"])
+    assert claimed_folder.path == lost.path
     assert (whole.exists(), half.exists()) == (True, False)
-    assert taken.sealed_attempts() == ("1-aa",)
-    assert taken.copies() == [("s", 7)]
+    assert claimed_folder.sealed_attempts() == ("1-aa",)
+    assert claimed_folder.copies() == [("s", 7)]
 
 
 def test_a_folder_that_was_just_claimed_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +252,9 @@ def test_a_folder_that_was_just_claimed_is_not_free(tmp_path: Path, monkeypatch:
             waited.append(claim_folder(base, "app/3", live, runs).path)
 
     monkeypatch.setattr(folder_module, "lock_claims", somebody_waits)
-    taken = claim_folder(tmp_path, "app/2", live, runs)
-    assert taken.path == left.path != waited[0]
-    assert taken.belongs_to_owner()
+    claimed_folder = claim_folder(tmp_path, "app/2", live, runs)
+    assert claimed_folder.path == left.path != waited[0]
+    assert claimed_folder.belongs_to_owner()
 
 
 def test_a_folder_with_an_empty_owner_file_is_free(tmp_path: Path) -> None:
@@ -293,13 +293,13 @@ def test_competing_executors_never_share_a_folder(tmp_path: Path) -> None:
 
 def test_the_attempt_after_a_folder_was_deleted_claims_a_new_one(tmp_path: Path) -> None:
     """Every use of a deleted folder raises OutOfDate, and the next attempt claims a new one."""
-    gone = claim_folder(tmp_path, "app/1", ["app/1"])
-    shutil.rmtree(gone.path)
-    for use in (gone.hold, gone.lock_for_upkeep, gone.protect_deltas):
+    deleted_folder = claim_folder(tmp_path, "app/1", ["app/1"])
+    shutil.rmtree(deleted_folder.path)
+    for use in (deleted_folder.hold, deleted_folder.lock_for_upkeep, deleted_folder.protect_deltas):
         with pytest.raises(OutOfDate, match="RIFFLE-0387"), use():
             pass
-    assert not gone.path.exists()
-    assert not gone.belongs_to_owner()
+    assert not deleted_folder.path.exists()
+    assert not deleted_folder.belongs_to_owner()
     with claim_folder(tmp_path, "app/1", ["app/1"]).hold():
         pass
 

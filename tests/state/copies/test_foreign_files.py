@@ -37,13 +37,13 @@ def litter(*folders: Path) -> list[Path]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """A member's folder with two sealed deltas."""
-    made = claim_folder(tmp_path / "base", "app/1", ["app/1"])
+    new_folder = claim_folder(tmp_path / "base", "app/1", ["app/1"])
     for version in (5, 6):
-        assert made.write_sealed_file(version, "1-aa", b"x")
-    return made
+        assert new_folder.write_sealed_file(version, "1-aa", b"x")
+    return new_folder
 
 
-def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_deltas_are_counted_next_to_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealed deltas are counted and removed correctly beside foreign files."""
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 0)
     left = litter(folder.sealed)
@@ -55,7 +55,7 @@ def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypa
     assert all(path.exists() for path in left)
 
 
-def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
+def test_stacks_are_found_next_to_foreign_files(folder: Folder) -> None:
     """Stacks are found, replaced and dropped correctly beside foreign files."""
     left = litter(folder.path / "stacks", folder.path / "stacks" / "s")
     assert folder.stacks("s").replace(7, None, Stack(Head(6, "1-aa")))
@@ -66,7 +66,7 @@ def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
     assert all(path.exists() for path in left)
 
 
-def test_an_interrupted_snapshot_download_resumes_beside_foreign_files(folder: Folder) -> None:
+def test_an_interrupted_snapshot_download_resumes_next_to_foreign_files(folder: Folder) -> None:
     """An interrupted snapshot download resumes, or is discarded for another snapshot, beside foreign files."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
     IncomingSnapshots(folder.path).append_bytes(address, snapshot, 0, b"half")
@@ -86,14 +86,14 @@ def test_a_takeover_leaves_foreign_files_alone(folder: Folder, tmp_path: Path) -
     left = litter(tmp_path / "base", *inside[:1])
     litter(*inside[1:])
     assert folder.remove_unfinished(time.time() + 60)
-    taken = claim_folder(tmp_path / "base", "app/2", ["app/2"])
-    assert taken.path == folder.path
-    remove_leftovers(taken.path, time.time() + 60)
+    claimed_folder = claim_folder(tmp_path / "base", "app/2", ["app/2"])
+    assert claimed_folder.path == folder.path
+    remove_leftovers(claimed_folder.path, time.time() + 60)
     assert remove_folders(tmp_path / "base", ["app/2"], time.time() + 60) == 0
     assert all(path.exists() for path in left)
 
 
-def test_a_directory_store_works_beside_foreign_files(tmp_path: Path) -> None:
+def test_a_directory_store_works_next_to_foreign_files(tmp_path: Path) -> None:
     """A directory store works on a mounted disk with lost+found and with foreign files among unfinished writes."""
     root = tmp_path / "root"
     (root / "lost+found").mkdir(parents=True)

@@ -112,8 +112,8 @@ def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
     if not changes:
         return []
     columns = [[a for a, _ in changes], [b for _, b in changes], list(changes.values())]
-    gone = [until is None for until in changes.values()]
-    table = UNTIL.sealed(pa.table([*columns, gone], schema=UNTIL.part_schema(delta=True)))
+    is_deleted = [until is None for until in changes.values()]
+    table = UNTIL.sealed(pa.table([*columns, is_deleted], schema=UNTIL.part_schema(delta=True)))
     (batch,) = table.select(UNTIL.row_schema.names).combine_chunks().to_batches()
     deleted = table["__deleted"].to_numpy()
     return [

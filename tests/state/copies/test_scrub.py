@@ -101,14 +101,14 @@ def test_a_scrub_reports_no_damage_for_a_part_merged_meanwhile(place: Place, mon
     assert before is not None
     part = place.folder.path / before.parts[0].file
 
-    def overtaken(path: Path, *how):  # type: ignore[no-untyped-def]
+    def overtaken(path: Path, *options):  # type: ignore[no-untyped-def]
         if path == part and path.exists():
             merged = stacks.new_file(2)
             shutil.copyfile(part, merged)
             now = before.parts[0]._replace(file=stacks.relative_name(merged))
             assert stacks.replace(2, before, Stack(before.head, (now,)))
             path.unlink(missing_ok=True)
-        return opening(path, *how)
+        return opening(path, *options)
 
     monkeypatch.setattr(Path, "open", overtaken)
     assert scrub_stacks(place.folder) == []

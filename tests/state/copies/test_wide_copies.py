@@ -152,9 +152,9 @@ class Log:
         """Take a snapshot of a key-group from the member with this folder, and list it."""
         order = SnapshotOrder(SCHEMA.store, key_group, self.entries[key_group])
         keeper = StackKeeper(folder, SCHEMA, Reader(self.store), 1)
-        taken = take_snapshot(order, keeper, self.store, attempt(900 + self.version))
-        assert taken.rows == len(self.models[key_group])
-        replaced = self.entries[key_group].replace_by_snapshot(taken)
+        new_snapshot = take_snapshot(order, keeper, self.store, attempt(900 + self.version))
+        assert new_snapshot.rows == len(self.models[key_group])
+        replaced = self.entries[key_group].replace_by_snapshot(new_snapshot)
         assert replaced is not None
         self.entries[key_group] = replaced
 
@@ -168,11 +168,11 @@ class Log:
             folder, self.store, {SCHEMA.store: SCHEMA}, 1, lambda address: self.entries[address[1]],
             Budget(60, None, lambda: 0.0), lambda: True,
         )  # fmt: skip
-        wanted = {(SCHEMA.store, key_group): entry for key_group, entry in self.entries.items()}
-        assert [one.error for one in follower.follow(wanted)] == [None] * len(wanted)
-        found, brought = StackKeeper(folder, SCHEMA, Reader(self.store), 1).advance(self.entries)
+        target_entries = {(SCHEMA.store, key_group): entry for key_group, entry in self.entries.items()}
+        assert [one.error for one in follower.follow(target_entries)] == [None] * len(target_entries)
+        advanced, brought = StackKeeper(folder, SCHEMA, Reader(self.store), 1).advance(self.entries)
         assert (brought.restores, brought.folds) == (0, 0)
-        return found
+        return advanced
 
 
 def member(path: Path) -> Folder:
@@ -280,8 +280,8 @@ def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
         for element in ("", "p", "p\x00q", LONG, "w" * 300, "w" * 301):
             held_number, due = model.get((key, "pages", element), (None, None))
             is_there = held_number is not None and (due is None or due > 7)
-            found = reading.read_entry("pages", number, KeyEncoder([pa.string()])((element,)), 7)
-            assert found == ((held_number,) if is_there else None)
+            stored_entry = reading.read_entry("pages", number, KeyEncoder([pa.string()])((element,)), 7)
+            assert stored_entry == ((held_number,) if is_there else None)
         least = max((int(str(e)) for of, name, e in model if (of, name) == (key, "events")), default=-1)
         assert reading.next_indexes("events", np.array([number]))[0] > least
     check_dues(reading, model)
@@ -298,11 +298,11 @@ def check_dues(reading: Reading, model: Model) -> None:
         ]
         assert sorted(map(repr, due_elements)) == sorted(repr(one) for one in expected if first <= one[0] <= last)
     begins, until = NO_DUE + 1, reading.find_due_time(NO_DUE + 1, 1)
-    seen = []
+    due_keys = []
     while until is not None:
-        seen += [due for one in reading.find_due_elements(begins, until) for due in one.due_ms.tolist()]
+        due_keys += [due for one in reading.find_due_elements(begins, until) for due in one.due_ms.tolist()]
         begins, until = until + 1, reading.find_due_time(until + 1, 2)
-    assert sorted(seen) == sorted(due for due, _, _ in expected)
+    assert sorted(due_keys) == sorted(due for due, _, _ in expected)
 
 
 def name_of(variable: str, element: object) -> object:

@@ -27,7 +27,7 @@ def columns_of(entries: dict[Address, Entry]) -> dict[str, Any]:
     return columns
 
 
-class EachByItself:
+class LinkByLinkDecoder:
     """Decodes the entries of a record one row and one link at a time."""
 
     def __init__(self, columns: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ class EachByItself:
 
 def read_each_by_itself(columns: dict[str, Any]) -> dict[Address, Entry]:
     """Return the entries of a record, decoded one at a time."""
-    return EachByItself(columns).entries(columns["stores"])
+    return LinkByLinkDecoder(columns).entries(columns["stores"])
 
 
 def result_of(read: Any, columns: dict[str, Any]) -> object:

@@ -66,13 +66,13 @@ def test_a_driver_whose_record_a_late_put_restored_is_fenced_i4(oldest: int, loo
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
     log.open()
-    mine = store.get(paths.record_name(2))
-    assert mine is not None
+    own_record = store.get(paths.record_name(2))
+    assert own_record is not None
     other = opened(store)
     for version in range(3, 30):
         other.append(drafted(f"o{version}", version), other.manifest)
     store.delete([paths.record_name(sequence) for sequence in range(oldest)])
-    store.put_if_absent(paths.record_name(2), mine)
+    store.put_if_absent(paths.record_name(2), own_record)
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
     if looks:
         assert not log.next_is_absent()
@@ -177,9 +177,9 @@ def test_opening_a_log_reads_the_newest_record_and_its_bases(count: int, bases: 
     store = MemoryStore()
     log = grown(store, count)
     before = dict(store.requests)
-    again = opened(store)
-    assert again.manifest == log.manifest
-    assert again.tail == log.tail
+    reopened = opened(store)
+    assert reopened.manifest == log.manifest
+    assert reopened.tail == log.tail
     assert store.requests["list"] - before["list"] == 1
     assert store.requests["get"] - before["get"] == bases + min(count, 2)
 
@@ -190,16 +190,16 @@ def test_each_record_alone_gives_the_manifest_of_its_writer(history: list[dict[i
     store = MemoryStore()
     log = opened(store)
     log.append(PLAIN, Manifest())
-    known = [Manifest()]
+    manifests = [Manifest()]
     for version, changes in enumerate(history):
         if data.draw(st.booleans()):
             log = opened(store)
         entries: dict[Address, Entry] = {("totals", kg): entry(rows) for kg, rows in changes.items()}
         kind = data.draw(st.sampled_from(["batch", "batch", "batch", "rollback"]))
         following = Manifest(entries) if kind == "rollback" else log.manifest.with_entries(entries)
-        known.append(following)
+        manifests.append(following)
         log.append(_rollback(version) if kind == "rollback" else drafted(f"c{version}", version), following)
-    assert [log.manifest_of(log.read(s)) for s in range(len(known))] == known
+    assert [log.manifest_of(log.read(s)) for s in range(len(manifests))] == manifests
 
 
 def _rollback(version: int) -> Record:

@@ -78,7 +78,7 @@ def test_a_rollback_never_skips_a_record_corrupted_in_transit() -> None:
     record.
     """
 
-    class Flipping(MemoryStore):
+    class BitFlippingStore(MemoryStore):
         """A memory store that flips a bit in the nth answer."""
 
         def __init__(self, nth: int) -> None:
@@ -92,17 +92,17 @@ def test_a_rollback_never_skips_a_record_corrupted_in_transit() -> None:
 
     refused = []
     for nth in range(1, 7):
-        store = Flipping(-1)
+        store = BitFlippingStore(-1)
         log = grown(store, 3)
-        again, store.left = Log(store, ROOT), nth
+        reopened, store.left = Log(store, ROOT), nth
         try:
-            assert again.open(broken=True) == log.tail
+            assert reopened.open(broken=True) == log.tail
         except UnavailableError:
             refused.append(nth)
             continue
-        again.append(replace(drafted("back", 1), kind="rollback"), log.manifest)
+        reopened.append(replace(drafted("back", 1), kind="rollback"), log.manifest)
         store.left = -1
-        assert opened(store).tail == again.tail
+        assert opened(store).tail == reopened.tail
     assert refused == [1, 2, 3, 4], "only the newest record and its full record are read, twice each"
 
 
@@ -120,7 +120,7 @@ def test_the_error_names_a_lost_full_record() -> None:
 def test_a_reader_overtaken_by_the_log_gets_no_error_about_damage(gone: int, *, broken: bool) -> None:
     """A reader that is overtaken by new records and a sweep gets an UnavailableError, not an error about damage."""
 
-    class Slow(MemoryStore):
+    class OvertakenStore(MemoryStore):
         """A memory store in which the query appends and sweeps records once the newest record was read, which a
         rollback reads twice.
         """
@@ -133,7 +133,7 @@ def test_a_reader_overtaken_by_the_log_gets_no_error_about_damage(gone: int, *, 
                 self.delete([paths.record_name(s) for s in range(gone)])
             return data
 
-    store = Slow()
+    store = OvertakenStore()
     grown(store, 20)
     with pytest.raises(UnavailableError, match="RIFFLE-0402"):
         Log(store, ROOT).open(broken=broken)
@@ -144,9 +144,9 @@ def test_a_log_without_its_oldest_records_opens() -> None:
     store = MemoryStore()
     log = grown(store, 20)
     store.delete([paths.record_name(s) for s in range(10)])
-    again = opened(store)
-    assert again.first == 10
-    assert again.manifest == log.manifest
+    reopened = opened(store)
+    assert reopened.first == 10
+    assert reopened.manifest == log.manifest
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_a_record_corrupted_in_transit_is_fetched_again(sequence: int, kind: str
     store = FaultyStore(MemoryStore())
     log = grown(store, 20)
     store.script(Fault(kind, "get", paths.record_name(sequence)))  # type: ignore[arg-type]
-    again = opened(store)
-    assert again.tail == log.tail
-    assert again.manifest == log.manifest
+    reopened = opened(store)
+    assert reopened.tail == log.tail
+    assert reopened.manifest == log.manifest
     store.script(Fault(kind, "get", paths.record_name(sequence)))  # type: ignore[arg-type]
-    assert again.read(sequence).sequence == sequence
+    assert reopened.read(sequence).sequence == sequence
 
 
 @pytest.mark.parametrize("name", ["log/readme", "photos/1"])

@@ -90,9 +90,9 @@ def test_the_changes_since_an_earlier_entry_restore_the_entry() -> None:
     """The changes of an entry since an earlier one restore the entry, also if the earlier one was only a snapshot."""
     before = Entry(snapshot_at(link(4)))
     longer = before.add_link(link(5), timer_ms=7).add_link(link(6), timer_ms=8)
-    taken = longer.replace_by_snapshot(snapshot_at(link(5), 1))
-    assert taken is not None
-    for now in (before, longer, taken):
+    shortened = longer.replace_by_snapshot(snapshot_at(link(5), 1))
+    assert shortened is not None
+    for now in (before, longer, shortened):
         assert now.cut_to_changes(before).restore_whole(before) == now
     assert longer.cut_to_changes(before).cut == before.head
 

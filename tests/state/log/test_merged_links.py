@@ -98,9 +98,9 @@ class Line:
     def snapshot(self, place: int) -> None:
         """Replace the links up to ``place`` by a snapshot."""
         head = self.entry.chain[place].head
-        taken = Snapshot(paths.snapshot_id(head.version, attempt(self.next_object())), head, 10, 1, 2)
-        self.snapshots[taken.id] = self.copies[head]
-        entry = self.entry.replace_by_snapshot(taken)
+        new_snapshot = Snapshot(paths.snapshot_id(head.version, attempt(self.next_object())), head, 10, 1, 2)
+        self.snapshots[new_snapshot.id] = self.copies[head]
+        entry = self.entry.replace_by_snapshot(new_snapshot)
         assert entry is not None
         self.entry = entry
         self.remember()
@@ -259,8 +259,8 @@ def test_a_merged_delta_whose_ends_are_not_in_the_chain_is_refused() -> None:
     other = whole.replace_by_merged(Replacement(chain[1].head, merged_link(chain[5].head, 2)))
     assert other is not None
     assert other.replace_by_merged(late) is None
-    taken = Snapshot(paths.snapshot_id(1, attempt(7)), chain[1].head, 10, 1, 2)
-    snapped = whole.replace_by_snapshot(taken)
+    snapshot = Snapshot(paths.snapshot_id(1, attempt(7)), chain[1].head, 10, 1, 2)
+    snapped = whole.replace_by_snapshot(snapshot)
     assert snapped is not None
     assert snapped.replace_by_merged(late) is None
 

@@ -197,16 +197,16 @@ def test_requests_to_s3_use_the_proxy_of_the_environment(
 
 
 @dataclass
-class Seen:
+class ProxiedRequests:
     """The request paths that a proxy has received."""
 
     paths: list[str]
 
 
 @contextmanager
-def forwarding(endpoint: str) -> Iterator[tuple[str, Seen]]:
+def forwarding(endpoint: str) -> Iterator[tuple[str, ProxiedRequests]]:
     """Run a proxy that records the paths of requests."""
-    seen = Seen([])
+    seen = ProxiedRequests([])
 
     def note(_method: str, path: str, _body: bytes) -> bool:
         seen.paths.append(path)

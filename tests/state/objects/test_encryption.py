@@ -60,13 +60,13 @@ def refused(lines: list[str]) -> str:
 @given(st.binary(max_size=300), st.sampled_from([PLACE, *OTHERS]), st.sampled_from([PLACE, *OTHERS]))
 def test_a_part_decrypts_in_its_own_place_only(data: bytes, place: Place, other: Place) -> None:
     """Property: a part decrypts only for the kind, store, key-group, version and attempt for which it was encrypted."""
-    known = keys(f"a = {ONE}")
-    sealed = known.new_encryption()(data, place)
-    assert bytes(known.decrypt(sealed, place, "here")) == data
+    key_list = keys(f"a = {ONE}")
+    sealed = key_list.new_encryption()(data, place)
+    assert bytes(key_list.decrypt(sealed, place, "here")) == data
     assert (key_id_of(sealed[:HEADER_BYTES_MAX]), frame_version(sealed[:HEADER_BYTES_MAX])) == ("a", 2)
     if place != other:
         with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
-            known.decrypt(sealed, other, "here")
+            key_list.decrypt(sealed, other, "here")
 
 
 def test_frames_of_version_1_are_read() -> None:
@@ -89,29 +89,29 @@ def test_the_first_bytes_of_a_part_show_if_keys_can_decrypt_it(
     """Property: the first bytes of a part tell whether a list of keys can decrypt it. Unfinished files and files that
     do not start like a part count as readable.
     """
-    sealed, known = keys(*wrote).new_encryption()(b"\xff" * 99 + data, PLACE), keys(*reading)
+    sealed, reading_keys = keys(*wrote).new_encryption()(b"\xff" * 99 + data, PLACE), keys(*reading)
     try:
-        opens = bool(known.decrypt(sealed, PLACE, "here"))
+        opens = bool(reading_keys.decrypt(sealed, PLACE, "here"))
     except ConfigError:
         opens = False
     enough = len(sealed) >= HEADER_BYTES_MAX
-    assert known.can_decrypt(sealed[:HEADER_BYTES_MAX]) == (opens or not enough)
-    assert known.can_decrypt(sealed[: HEADER_BYTES_MAX - 1])
-    assert known.can_decrypt(bytes(HEADER_BYTES_MAX))
-    assert (known.fingerprint == keys(*wrote).fingerprint) == (set(wrote) == set(reading))
+    assert reading_keys.can_decrypt(sealed[:HEADER_BYTES_MAX]) == (opens or not enough)
+    assert reading_keys.can_decrypt(sealed[: HEADER_BYTES_MAX - 1])
+    assert reading_keys.can_decrypt(bytes(HEADER_BYTES_MAX))
+    assert (reading_keys.fingerprint == keys(*wrote).fingerprint) == (set(wrote) == set(reading))
 
 
 @given(st.data())
 def test_a_changed_or_missing_byte_raises_one_of_riffles_errors(data: st.DataObject) -> None:
     """Property: a part with a flipped bit or missing bytes raises one of riffle's errors."""
-    known = keys(f"a = {ONE}")
-    sealed = bytearray(known.new_encryption()(b"a row of another user", PLACE))
+    key_list = keys(f"a = {ONE}")
+    sealed = bytearray(key_list.new_encryption()(b"a row of another user", PLACE))
     if data.draw(st.booleans()):
         sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     else:
         del sealed[data.draw(st.integers(0, len(sealed) - 1)) :]
     with pytest.raises((ConfigError, CorruptStateError)):
-        known.decrypt(bytes(sealed), PLACE, "here")
+        key_list.decrypt(bytes(sealed), PLACE, "here")
 
 
 def test_equal_parts_are_encrypted_to_different_bytes() -> None:
@@ -169,10 +169,10 @@ def test_a_key_with_the_right_id_but_other_bytes_is_refused() -> None:
 def test_a_comment_adds_no_key(comment: str, source: str) -> None:
     """A comment adds no key and does not allow unencrypted parts, wherever it is and whatever it contains."""
     for lines in ([comment, f"a = {ONE}"], [f"a = {ONE}", comment], [f"a = {ONE}  {comment}"]):
-        known = keys(*lines, source=source)
-        assert repr(known) == "Keys(a; a writes)"
+        key_list = keys(*lines, source=source)
+        assert repr(key_list) == "Keys(a; a writes)"
         with pytest.raises(ConfigError, match="RIFFLE-0428"):
-            known.decrypt(b"row", PLACE, "there")
+            key_list.decrypt(b"row", PLACE, "there")
 
 
 def test_commas_separate_keys_only_in_variables() -> None:

@@ -180,7 +180,7 @@ def test_a_permanent_failure_is_an_error_after_one_request(
     assert len(scripted.seen) == 1 or is_redirected
 
 
-class Deleting:
+class BulkDeleteServer:
     """A server with objects that answers bulk deletes with an error."""
 
     def __init__(self, answer: Answer, names: set[str], *, deletes_first: bool, missing: int = 204) -> None:
@@ -212,7 +212,7 @@ def test_a_server_without_bulk_deletes_gets_single_deletes(
     scripted: ScriptedServer, case: Case, missing: int, credentials: Callable[[str], None]
 ) -> None:
     """A server without bulk deletes gets one bulk delete and then single deletes, and missing objects are no error."""
-    server = Deleting(answer_of(case), {"a", "b", "c", "d"}, deletes_first=False, missing=missing)
+    server = BulkDeleteServer(answer_of(case), {"a", "b", "c", "d"}, deletes_first=False, missing=missing)
     store = opened(scripted, server)
     store.delete(["a", "b", "not there"])
     store.delete(["c"])
@@ -227,7 +227,7 @@ def test_a_failed_bulk_delete_of_deleted_objects_is_not_repeated(
     scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
 ) -> None:
     """A bulk delete that fails although it deleted all objects is followed only by one HEAD per object."""
-    server = Deleting(answer_of(case), {"a", "b"}, deletes_first=True)
+    server = BulkDeleteServer(answer_of(case), {"a", "b"}, deletes_first=True)
     opened(scripted, server).delete(["a", "b", "not there"])
     assert server.paths == set()
     assert [request.method for request in scripted.seen] == ["POST", "HEAD", "HEAD", "HEAD"]
@@ -238,7 +238,7 @@ def test_only_objects_left_by_a_failed_bulk_delete_are_deleted_again(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
     """After a bulk delete that deleted half of the objects, only the others are deleted again."""
-    server = Deleting(refusal(500, "InternalError"), {"a", "b"}, deletes_first=True)
+    server = BulkDeleteServer(refusal(500, "InternalError"), {"a", "b"}, deletes_first=True)
 
     def respond(request: Request) -> Answer:
         if len(scripted.seen) == 1:
@@ -256,7 +256,7 @@ def test_objects_are_looked_up_after_each_partial_bulk_delete(
     scripted: ScriptedServer, credentials: Callable[[str], None]
 ) -> None:
     """Objects are looked up again after each bulk delete that deleted some of them and then failed."""
-    server = Deleting(refusal(500, "InternalError"), {"a", "b", "c"}, deletes_first=False)
+    server = BulkDeleteServer(refusal(500, "InternalError"), {"a", "b", "c"}, deletes_first=False)
 
     def respond(request: Request) -> Answer:
         if request.method == "POST":
@@ -281,7 +281,7 @@ def test_a_bulk_delete_that_deletes_nothing_looks_up_objects_once(
     now = [0.0]
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    server = Deleting(refusal(500, "InternalError"), {"a", "b"}, deletes_first=False)
+    server = BulkDeleteServer(refusal(500, "InternalError"), {"a", "b"}, deletes_first=False)
     error = error_of(lambda: opened(scripted, server).delete(["a", "b"]))
     assert isinstance(error, UnavailableError)
     assert "delete_objects" in error.problem

@@ -18,7 +18,7 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import AdvanceCounts, StackKeeper
 from riffle_spark.state.restore.stack_parts import _merge_start
 from tests.kit.state.drawn_records import attempt
-from tests.kit.state.members import SCHEMA, Place, held
+from tests.kit.state.members import SCHEMA, Place, rows_of_copy
 
 
 @pytest.fixture
@@ -147,13 +147,13 @@ def test_a_keeper_whose_copy_another_process_advanced_reads_new_state(place: Pla
     place.seal(1, {1: {"a": 2}})
     place.seal(2, {1: {"a": 3}})
 
-    class Overtaken(Reader):
+    class OvertakenReader(Reader):
         def fetch_run(self, run):  # type: ignore[no-untyped-def]
             place.bring()
             return super().fetch_run(run)
 
-    keeper = StackKeeper(place.folder, SCHEMA, Overtaken(place.store), 1)
-    assert held(keeper.advance(place.entries)[0][1]) == {"a": 3}
+    keeper = StackKeeper(place.folder, SCHEMA, OvertakenReader(place.store), 1)
+    assert rows_of_copy(keeper.advance(place.entries)[0][1]) == {"a": 3}
     assert place.bring()[:2] == (0, 0)
 
 

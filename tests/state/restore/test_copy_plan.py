@@ -13,7 +13,7 @@ from riffle_spark.state.restore.copy_plan import CopyPlan, plan_by_entry, plan_c
 from tests.kit.state.drawn_records import cut_to_last
 
 
-class Known(NamedTuple):
+class KeyGroupHistory(NamedTuple):
     """The history of a key-group: its entries, its driver's epoch, the contents of each head, and replaced links."""
 
     entries: list[Entry]
@@ -28,7 +28,7 @@ STEPS = st.lists(
 
 
 @st.composite
-def pasts(draw: st.DrawFn) -> Known:
+def pasts(draw: st.DrawFn) -> KeyGroupHistory:
     """Draw a history of commits, unlisted attempts, snapshots, claims and rollbacks."""
     entries, epoch = [EMPTY], 1
     contents: dict[Head, tuple[Head, ...]] = {EMPTY_HEAD: ()}
@@ -51,10 +51,10 @@ def pasts(draw: st.DrawFn) -> Known:
         elif step == "rollback":
             epoch, before = epoch + 1, ()
             entries.append(draw(st.sampled_from(entries)))
-    return Known(entries, epoch, contents, before)
+    return KeyGroupHistory(entries, epoch, contents, before)
 
 
-def cut_entries(past: Known) -> list[Entry]:
+def cut_entries(past: KeyGroupHistory) -> list[Entry]:
     """Return the newest entry, complete and cut in each way that orders use."""
     whole = past.entries[-1]
     recent = [cut_to_last(whole, links) for links in range(1, len(whole.chain))]
@@ -83,7 +83,7 @@ def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head,
 
 
 @given(pasts(), st.data())
-def test_a_plan_leads_from_every_known_head_to_the_entrys_head(past: Known, data: st.DataObject) -> None:
+def test_a_plan_leads_from_every_known_head_to_the_entrys_head(past: KeyGroupHistory, data: st.DataObject) -> None:
     """From every known head, or without a copy, the plan leads to the entry's head, however the entry is cut."""
     whole = past.entries[-1]
     entry = data.draw(st.sampled_from(cut_entries(past)))
@@ -94,7 +94,7 @@ def test_a_plan_leads_from_every_known_head_to_the_entrys_head(past: Known, data
 
 
 @given(pasts(), st.data())
-def test_a_plan_from_a_cut_entry_equals_that_from_the_complete_one(past: Known, data: st.DataObject) -> None:
+def test_a_plan_from_a_cut_entry_equals_that_from_the_complete_one(past: KeyGroupHistory, data: st.DataObject) -> None:
     """A plan from a cut entry equals the plan from the complete one, but may replace a restore by earlier links."""
     whole = past.entries[-1]
     entry = data.draw(st.sampled_from(cut_entries(past)))
@@ -107,7 +107,7 @@ def test_a_plan_from_a_cut_entry_equals_that_from_the_complete_one(past: Known, 
 
 
 @given(pasts(), st.data(), st.integers(-1, 2))
-def test_a_copy_newer_than_the_entry_is_left_alone(past: Known, data: st.DataObject, newer: int) -> None:
+def test_a_copy_newer_than_the_entry_is_left_alone(past: KeyGroupHistory, data: st.DataObject, newer: int) -> None:
     """A copy is left alone exactly if its head is not on the chain and has a newer epoch and version than the entry."""
     entry, epoch = data.draw(st.sampled_from(past.entries)), max(1, past.epoch - newer)
     for head in past.contents:

@@ -22,7 +22,7 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_parts import StackParts
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import Fault
-from tests.kit.state.members import SCHEMA, Place, held
+from tests.kit.state.members import SCHEMA, Place, rows_of_copy
 
 KEYS = "abcdefgh"
 
@@ -65,7 +65,7 @@ def last_links(entry: Entry, count: int) -> Entry:
 def held_by(folder: Folder, place: Place, entries: dict[int, Entry]) -> dict[int, dict[str, int]]:
     """Advance the copies in a folder to the entries, and return their contents."""
     copies, _ = place.keeper(folder=folder).advance(entries)
-    return {key_group: held(copy) for key_group, copy in copies.items()}
+    return {key_group: rows_of_copy(copy) for key_group, copy in copies.items()}
 
 
 @pytest.mark.parametrize("seed", range(12))

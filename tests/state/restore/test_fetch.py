@@ -139,12 +139,12 @@ def test_a_file_that_reads_wrong_once_raises_local_disk_error(place: Place, monk
 
 def test_a_restore_whose_file_is_deleted_raises_local_disk_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore whose file is deleted meanwhile raises LocalDiskError, and the next one succeeds."""
-    touch, made = Path.touch, list[Path]()
+    touch, touched_files = Path.touch, list[Path]()
 
     def touched(path: Path) -> None:
         touch(path)
-        made.append(path)
-        if len(made) == 1:
+        touched_files.append(path)
+        if len(touched_files) == 1:
             path.unlink()
 
     monkeypatch.setattr(Path, "touch", touched)

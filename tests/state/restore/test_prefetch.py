@@ -23,20 +23,20 @@ def test_items_are_returned_once_in_order_and_within_the_bound(sizes: list[int],
     """Items are returned once and in order, and work that was started but not consumed exceeds the bound by at most one
     item.
     """
-    taken: list[int] = []
-    begun: list[int] = []
+    consumed: list[int] = []
+    started: list[int] = []
 
     def source():  # type: ignore[no-untyped-def]
         for size in sizes:
-            begun.append(size)
-            assert sum(begun) - sum(taken) - size < bound or len(begun) == len(taken) + 1
+            started.append(size)
+            assert sum(started) - sum(consumed) - size < bound or len(started) == len(consumed) + 1
             yield size
 
     items = []
     for item, future in run_ahead(lambda size: -size, source(), lambda size: size, bound, at_once):
         items.append((item, future))
         future.result()
-        taken.append(item)
+        consumed.append(item)
     assert [item for item, _ in items] == sizes
     assert results(items) == [-size for size in sizes]
 

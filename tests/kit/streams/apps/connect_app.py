@@ -54,8 +54,8 @@ def main(folder: Path) -> None:
         run()
     beside.stop()
     run()
-    for lost in (folder / "checkpoint" / "commits").glob("*2*"):
-        lost.unlink()
+    for commit_file in (folder / "checkpoint" / "commits").glob("*2*"):
+        commit_file.unlink()
     (folder / "later" / "0003.json").rename(folder / "in" / "0003.json")
     run()
     spark.stop()

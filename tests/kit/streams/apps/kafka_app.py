@@ -53,9 +53,9 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
         source = source.option("subscribe", topic).option("startingOffsets", "earliest").options(**options)
         events = source.load().selectExpr("cast(key as string) k", "cast(value as string) v", "partition", "offset")
         warnings.messages.clear()
-        kept = Kept()
+        sink = Kept()
         begin = wrapped if name.startswith("wrapped") else by_job
-        query, job = begin(events, kept, folder / str(number), trigger)
+        query, job = begin(events, sink, folder / str(number), trigger)
         if trigger is ALWAYS:
             query.processAllAvailable()
             query.stop()
@@ -64,7 +64,7 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
         batches = [report.rows for report in job.reports if report.rows]
         if job._running is not None:  # private: a query that was stopped during a batch has no running driver
             running(job).stop()
-        line = {"name": name, "warned": warnings.messages, "batches": batches, "latest": kept.latest("k")}
+        line = {"name": name, "warned": warnings.messages, "batches": batches, "latest": sink.latest("k")}
         print(json.dumps({**line, "lags": source_lags(folder / str(number) / REPORTS)}))
     spark.stop()
 
@@ -79,25 +79,25 @@ def source_lags(reports: Path) -> list[int]:
     ]
 
 
-def by_job(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
+def by_job(events: DataFrame, sink: Kept, folder: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
     """Start a job in ``foreachBatch``, and return the query and the job."""
     compute = aggregate(rows=count(), last=last("v"))
     order = ["partition", "offset"]
-    settings = settings_in(own, report_file=str(own / REPORTS))
-    job = Stateful("events", "k", compute, settings=settings, order_by=order).into(kept)
-    return start(events, job, own / "checkpoint", **trigger), job
+    settings = settings_in(folder, report_file=str(folder / REPORTS))
+    job = Stateful("events", "k", compute, settings=settings, order_by=order).into(sink)
+    return start(events, job, folder / "checkpoint", **trigger), job
 
 
-def wrapped(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
+def wrapped(events: DataFrame, sink: Kept, folder: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
     """Start a wrapped query, and return the query and its job."""
 
     def keep(rows: DataFrame, batch_id: int) -> None:
-        kept(rows, batch_id, f"{batch_id}")
+        sink(rows, batch_id, f"{batch_id}")
 
-    groups = riffle_spark.on(events, settings=settings_in(own, report_file=str(own / REPORTS))).groupBy("k")
+    groups = riffle_spark.on(events, settings=settings_in(folder, report_file=str(folder / REPORTS))).groupBy("k")
     counted = groups.agg(F.count("*").alias("rows"), F.max_by("v", "offset").alias("last"))
     writer = counted.writeStream.outputMode("update").foreachBatch(keep).trigger(**trigger)
-    query = writer.option("checkpointLocation", str(own / "checkpoint")).start()
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
     assert isinstance(query, StreamQuery)
     return query, query.job
 

@@ -32,9 +32,9 @@ def _partition(number: int) -> int:
 def produce(bootstrap: str, numbers: tuple[int, ...], phase: int) -> None:
     """Send rows of each key to the partition of the key."""
     producer = KafkaProducer(bootstrap_servers=bootstrap)
-    for at in range(ROWS):
+    for index in range(ROWS):
         for number in numbers:
-            value = f"{phase}-{at}".encode()
+            value = f"{phase}-{index}".encode()
             producer.send(TOPIC, key=f"k{number}".encode(), value=value, partition=_partition(number))
     producer.close()
 
@@ -44,7 +44,7 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
-    kept, before = Kept(), "partition"
+    sink, before = Kept(), "partition"
     for phase, (dispatch, numbers) in enumerate(PHASES):
         if phase == 1:
             KafkaAdminClient(bootstrap_servers=bootstrap).create_partitions({TOPIC: NewPartitions(4)})
@@ -61,12 +61,12 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
         )
         operator = Stateful("events", "k", aggregate(rows=count(), newest=last("v")), order_by="offset",
                             settings=settings_in(folder, dispatch=dispatch))  # fmt: skip
-        job = operator.into(kept)
+        job = operator.into(sink)
         query = start(events, job, folder / "checkpoint", availableNow=True)
         assert query.awaitTermination(2 * QUERY_TIMEOUT_SECONDS), query.status
         newest = records(f"file://{folder}/state")[-1]
         summary = {"dispatch": newest.dispatch, "shards": newest.shards, "batches": len(job.reports)}
-        print(json.dumps({**summary, "latest": kept.latest("k")}), flush=True)
+        print(json.dumps({**summary, "latest": sink.latest("k")}), flush=True)
     spark.stop()
 
 

@@ -39,10 +39,10 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     spark = riffle_spark.configure(builder.config("spark.sql.shuffle.partitions", "2")).getOrCreate()
 
     def send(first: int) -> None:
-        sent = spark.range(first, first + ROWS).selectExpr(
+        messages = spark.range(first, first + ROWS).selectExpr(
             f"cast(id div 2 % {KEYS} as string) key", "cast(id div 2 as string) value"
         )
-        sent.write.format("kafka").options(**{"kafka.bootstrap.servers": bootstrap, "topic": topic}).save()
+        messages.write.format("kafka").options(**{"kafka.bootstrap.servers": bootstrap, "topic": topic}).save()
 
     def events() -> DataFrame:
         source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)

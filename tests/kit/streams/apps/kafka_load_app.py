@@ -35,8 +35,8 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
 
     def send(rows: int) -> None:
         values = f"repeat('x', {ROW_BYTES})"
-        sent = spark.range(rows).selectExpr(f"cast(id % {KEYS} as string) key", f"{values} value")
-        sent.write.format("kafka").options(**to_kafka).save()
+        messages = spark.range(rows).selectExpr(f"cast(id % {KEYS} as string) key", f"{values} value")
+        messages.write.format("kafka").options(**to_kafka).save()
 
     def sink(rows: DataFrame, batch_id: int) -> None:
         rows_of_key.update({row["key"]: row["rows"] for row in rows.collect()})
@@ -50,9 +50,9 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     longest = aggregate(rows=count(), longest=max_("value"))
     job = Stateful("load", "key", longest, settings=settings_in(folder)).into(sink)
     query = start(events, job, folder / "checkpoint", processingTime="0 seconds")
-    wanted = TAKEN + TIMES * SENT
+    expected_rows = TAKEN + TIMES * SENT
     until = time.monotonic() + READ_SECONDS
-    while sum(rows_of_key.values()) < wanted and query.exception() is None and time.monotonic() < until:
+    while sum(rows_of_key.values()) < expected_rows and query.exception() is None and time.monotonic() < until:
         time.sleep(1)
     query.processAllAvailable()
     progress: list[dict[str, Any]] = [json.loads(event.json) for event in query.recentProgress]

@@ -26,8 +26,8 @@ def produce(bootstrap: str, numbers: range) -> None:
     """Send visits that are one second apart to two partitions."""
     producer = KafkaProducer(bootstrap_servers=bootstrap)
     for number in numbers:
-        at = f"2026-01-01T12:{number // 60:02d}:{number % 60:02d}Z"
-        visit = {"at": at, "page": f"page{number % PAGES}", "user": f"u{number % 5}"}
+        event_time = f"2026-01-01T12:{number // 60:02d}:{number % 60:02d}Z"
+        visit = {"at": event_time, "page": f"page{number % PAGES}", "user": f"u{number % 5}"}
         producer.send(EVENTS, value=json.dumps(visit).encode(), partition=number % 2)
     producer.close()
 
@@ -68,12 +68,12 @@ def results(bootstrap: str) -> list[dict[str, object]]:
     partition = TopicPartition(RESULTS, 0)
     consumer.assign([partition])
     consumer.seek_to_beginning(partition)
-    end, found = consumer.end_offsets([partition])[partition], list[dict[str, object]]()
-    while len(found) < end:
+    end, messages = consumer.end_offsets([partition])[partition], list[dict[str, object]]()
+    while len(messages) < end:
         message = next(consumer)
-        found.append({**json.loads(message.value), "delivery": dict(message.headers)["delivery"].decode()})
+        messages.append({**json.loads(message.value), "delivery": dict(message.headers)["delivery"].decode()})
     consumer.close()
-    return found
+    return messages
 
 
 def main(folder: Path, bootstrap: str, jars: str) -> None:

@@ -48,8 +48,8 @@ def of_ui(spark: SparkSession, query: StreamingQuery) -> list[dict[str, Any]]:
     ui = context._jvm.org.apache.spark.sql.execution.ui  # private: Spark has no other access to the store of its UI
     queries = ui.StreamingQueryStatusStore(context._jsc.sc().statusStore().store()).allQueryUIData()
     shown_queries = [queries.apply(place) for place in range(queries.size())]
-    (shown,) = [each for each in shown_queries if each.summary().runId() == str(query.runId)]
-    return [json.loads(progress.json()) for progress in shown.recentProgress()]
+    (ui_query,) = [each for each in shown_queries if each.summary().runId() == str(query.runId)]
+    return [json.loads(progress.json()) for progress in ui_query.recentProgress()]
 
 
 def of_event_log(folder: Path, query: StreamingQuery) -> list[dict[str, Any]]:
@@ -75,15 +75,15 @@ def main(folder: Path) -> None:
     feed = Feed(folder / "in", "page string")
     for pages in ("aab", "bc"):
         feed.add([{"page": page} for page in pages])
-    shown = []
+    outputs = []
     for name, run in (("wrapped", run_wrapped), ("job", run_job)):
         query = run(feed, spark, folder / name)
         in_ui = of_ui(spark, query)
         recent = [json.loads(progress.json()) for progress in query._jsq.recentProgress()]
         rows = [progress["numInputRows"] for progress in in_ui]
-        shown.append((query, {"ui": in_ui, "recent": recent}, rows))
+        outputs.append((query, {"ui": in_ui, "recent": recent}, rows))
     spark.stop()
-    for query, by_place, rows in shown:
+    for query, by_place, rows in outputs:
         by_place["log"] = of_event_log(logs, query)
         print(json.dumps({**{name: list(map(operators_of, each)) for name, each in by_place.items()}, "rows": rows}))
 

@@ -1,7 +1,7 @@
 """Disks that really fail: a member's folder gets a small file system, which is then filled or made read-only.
 
 If a process may not mount a file system, the folder's ``owner`` file becomes a link to a file whose every read is an
-I/O error. ``RefusingDisk.how`` names the method.
+I/O error. ``FailingDisk.how`` names the method.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["RefusingDisk", "Way", "on_a_disk_of_its_own", "unmount_below"]
+__all__ = ["FailingDisk", "Way", "own_disk", "unmount_below"]
 
 Way = Literal["full", "read-only"]
 _NAME = "riffle-test"
@@ -23,7 +23,7 @@ _UNREADABLE = "/proc/self/mem"
 """A regular file whose first bytes are unmapped memory. Reading them is an I/O error, for root too."""
 
 
-class RefusingDisk:
+class FailingDisk:
     """A folder whose disk can be made to fail and to recover.
 
     ``how`` describes the method. ``mounted`` is set if the folder has its own file system.
@@ -35,7 +35,7 @@ class RefusingDisk:
         self.mounted = mounted
         self._way = way
 
-    def refuse(self) -> None:
+    def fail(self) -> None:
         """Make every write to the folder fail from now on."""
         if not self.mounted:
             (self.folder / "owner").rename(self.folder / "away")
@@ -59,7 +59,7 @@ class RefusingDisk:
 
 
 @contextmanager
-def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDisk]:
+def own_disk(folder: Path, way: Way = "full") -> Iterator[FailingDisk]:
     """Give a folder its own file system for the length of the block, if the process may mount one.
 
     The files of the folder are kept.
@@ -67,8 +67,8 @@ def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDi
     hidden = folder.with_name(f".{folder.name}.kept")
     shutil.copytree(folder, hidden, symlinks=True)
     mounted = _is_mounted(folder)
-    disk = RefusingDisk(folder, way, mounted=mounted)
-    print(f"{folder} is made to refuse by {disk.how}")
+    disk = FailingDisk(folder, way, mounted=mounted)
+    print(f"{folder} is made to fail: {disk.how}")
     try:
         if mounted:
             shutil.copytree(hidden, folder, symlinks=True, dirs_exist_ok=True)

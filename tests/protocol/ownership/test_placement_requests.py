@@ -101,7 +101,7 @@ def test_each_query_has_one_assignor_instance(tmp_path: Path) -> None:
     assert all(len(used_assignor.seen) > 1 for used_assignor in assignors if isinstance(used_assignor, Tenants))
 
 
-class Hears(RebalanceListener):
+class RecordingListener(RebalanceListener):
     """Records the assigned moves."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Hears(RebalanceListener):
 def test_listeners_and_assignors_get_topics_and_partitions(tmp_path: Path, dispatch: str) -> None:
     """With partition and hashed dispatch, listeners and assignors get topics and partitions."""
     seen = Tenants()
-    world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), Hears()
+    world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), RecordingListener()
     world.driver.ownership.placement.listener = listener
     report = world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
     partitions = {("events", 0), ("events", 1), ("events", 2)}

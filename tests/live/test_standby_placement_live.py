@@ -65,21 +65,21 @@ def test_a_standby_with_a_snapshot_pointer_fetches_it_when_it_takes_over(
         spark, cluster, tmp_path, standby_mode="snapshot_pointer", snapshot_chain_links=2, retained_versions=4
     )
     query.job.reconfigure(rebalance_enable="none", acceptable_recovery_lag=0, state_cleanup_delay=0)
-    lost, points, *_ = query.job.members()
+    lost_member, pointing_member, *_ = query.job.members()
     present = query.ownership.placement.present
-    lost_tasks = {t for t, owner in present.owners.items() if owner == lost.id}
+    lost_tasks = {t for t, owner in present.owners.items() if owner == lost_member.id}
     assert len(lost_tasks) == 2
-    standbys = {**present.standbys, **dict.fromkeys(lost_tasks, (points.id,))}
+    standbys = {**present.standbys, **dict.fromkeys(lost_tasks, (pointing_member.id,))}
     query.ownership.placement.present = replace(present, standbys=standbys)
     query.feed_until(lambda: has_only_owners_copies(query), "only owners have copies")
     query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "every standby points to a snapshot")
     assert {t: query.ownership.placement.present.standbys[t] for t in lost_tasks} == dict.fromkeys(
-        lost_tasks, (points.id,)
+        lost_tasks, (pointing_member.id,)
     )
-    cluster.stop_worker(HOSTS.index(lost.host))
+    cluster.stop_worker(HOSTS.index(lost_member.host))
     await_executors(spark, len(HOSTS) - 1)
     report, after = query.feed(), query.ownership.placement.present
-    assert {t: after.owners[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, points.id)
+    assert {t: after.owners[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, pointing_member.id)
     assert report.restores == len(lost_tasks)
     assert report.fetched_snapshot_bytes > 0
 
@@ -99,15 +99,17 @@ def test_two_lost_members_restore_only_the_key_groups_that_both_had(
     query.feed()  # owners get copies, too
     query.catch_up()
     present = query.ownership.placement.present
-    one, owner = next(iter(present.owners.items()))
-    gone = {owner, *present.standbys[one]}  # the two lost members have key-groups in common
-    lost = [member for member in query.job.members() if member.id in gone]
-    both = {t for t, o in present.owners.items() if {o, *present.standbys[t]} <= gone}
-    for member in lost:
+    task, owner = next(iter(present.owners.items()))
+    lost_ids = {owner, *present.standbys[task]}  # the two lost members have key-groups in common
+    lost_members = [member for member in query.job.members() if member.id in lost_ids]
+    restored_tasks = {t for t, o in present.owners.items() if {o, *present.standbys[t]} <= lost_ids}
+    for member in lost_members:
         cluster.kill_worker(HOSTS.index(member.host))
-    await_executors(spark, len(HOSTS) - len(lost))
-    assert query.feed().restores == len(both)
-    query.feed_until(lambda: len(query.holds()) == len(HOSTS) - len(lost) and query.settled(), "standbys are back")
+    await_executors(spark, len(HOSTS) - len(lost_members))
+    assert query.feed().restores == len(restored_tasks)
+    query.feed_until(
+        lambda: len(query.holds()) == len(HOSTS) - len(lost_members) and query.settled(), "standbys are back"
+    )
 
 
 def test_a_cache_starts_empty_only_for_the_keys_of_a_lost_member(
@@ -116,19 +118,19 @@ def test_a_cache_starts_empty_only_for_the_keys_of_a_lost_member(
     """A cache starts empty for the keys of a lost member and continues for all others. The query does not fail."""
     run_workers(spark, cluster, len(HOSTS))
     settings = Settings(root=f"file://{tmp_path}/state", key_groups=8, expected_executors=len(HOSTS))
-    kept, keys = Kept(), spark.range(200).selectExpr("id k")
+    sink, keys = Kept(), spark.range(200).selectExpr("id k")
     operator = Stateful("seen", "k", aggregate(rows=count()), durable=False, settings=settings)
-    job = operator.into(kept)
+    job = operator.into(sink)
     for version in range(3):
         job(keys, version)
         rest(job)
-    lost = next(member for member in job.members() if member.owned)
+    lost_member = next(member for member in job.members() if member.owned)
     owners = {key: job.where(key).owner for key in range(200)}
-    cluster.kill_worker(HOSTS.index(lost.host))
+    cluster.kill_worker(HOSTS.index(lost_member.host))
     await_executors(spark, len(HOSTS) - 1)
     job(keys, 3)
-    counted = kept.latest("k")
-    assert {key: row["rows"] for key, row in counted.items()} == {
-        key: 1 if owner == lost.id else 4 for key, owner in owners.items()
+    rows_by_key = sink.latest("k")
+    assert {key: row["rows"] for key, row in rows_by_key.items()} == {
+        key: 1 if owner == lost_member.id else 4 for key, owner in owners.items()
     }
-    assert running(job).driver.ownership.membership.live.keys() >= set(owners.values()) - {lost.id}
+    assert running(job).driver.ownership.membership.live.keys() >= set(owners.values()) - {lost_member.id}

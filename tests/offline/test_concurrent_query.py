@@ -187,8 +187,8 @@ def test_commits_during_verify_are_no_mismatch(
     verified = verification.verify(world.home.root, checkpoint)
     assert [finding for finding in verified.findings if finding.where == checkpoint] == []
     written_checkpoint(Path(checkpoint), ahead + 2)
-    again = verification.verify(world.home.root, checkpoint)
-    (finding,) = [finding for finding in again.findings if finding.where == checkpoint]
+    second_result = verification.verify(world.home.root, checkpoint)
+    (finding,) = [finding for finding in second_result.findings if finding.where == checkpoint]
     assert f"next batch is {ahead + 2}, but the state is at batch {ahead - 1}" in finding.problem
 
 

@@ -26,9 +26,9 @@ from tests.chaos.events import Plan
 from tests.chaos.processes import executors
 from tests.chaos.producer import end_all_windows
 from tests.chaos.store_proxy import StoreProxy
-from tests.kit.refusing_disks import unmount_below
+from tests.kit.failing_disks import unmount_below
 
-__all__ = ["APP", "SETTINGS", "Room", "Size", "run_in_folder"]
+__all__ = ["APP", "SETTINGS", "Size", "SystemUnderTest", "run_in_folder"]
 
 TOPIC = "events"
 APP = Path(__file__).with_name("driver_app.py")
@@ -90,8 +90,11 @@ def run_in_folder(name: str, play: Callable[[Path], bool], *, keep: bool = False
     return 0 if good else 1
 
 
-class Room:
-    """All processes of one run. A driver that ends unexpectedly is a ``failure``, and is started again."""
+class SystemUnderTest:
+    """All processes of one run: servers, cluster, producer and driver.
+
+    A driver that ends unexpectedly is a ``failure``, and is started again.
+    """
 
     def __init__(self, folder: Path, seed: int, size: Size) -> None:
         self.folder = folder
@@ -115,7 +118,7 @@ class Room:
         self._lock = threading.RLock()
         self._over = threading.Event()
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> SystemUnderTest:
         try:
             self._start()
         except BaseException:

@@ -20,7 +20,7 @@ from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker, StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, keygroups, sum_
 from riffle_spark.protocol.ownership import quarantine
-from tests.kit.refusing_disks import on_a_disk_of_its_own
+from tests.kit.failing_disks import own_disk
 from tests.kit.streams import live_query as live
 from tests.kit.streams.live_query import LiveQuery, await_executors, master_of, run_workers
 from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, running, settings_in, start, wait_for
@@ -56,7 +56,7 @@ def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
         yield first
 
 
-class Keyed:
+class KeyedQuery:
     """A query on the topic. Each batch has ten keys per key-group, and ``sent`` is the number of batches."""
 
     def __init__(self, spark: SparkSession, folder: Path, broker: KafkaBroker) -> None:
@@ -79,21 +79,21 @@ class Keyed:
 
     def send(self, partition_of: dict[int, int] | None = None) -> None:
         """Send one row per key, to the partition of its key-group or to a random one, and wait for the batch."""
-        done, self.sent = len(self.job.reports), self.sent + 1
+        reports_before, self.sent = len(self.job.reports), self.sent + 1
         for group, keys in self.keys.items():
             for key in keys:
                 partition = partition_of[group] if partition_of else random.Random(f"{key} {self.sent}").randrange(2)
                 self._producer.send(TOPIC, key=key.encode(), value=b"1", partition=partition)
         self._producer.flush()
-        wait_for(lambda: self._is_through(done), "the batch has ended")
+        wait_for(lambda: self._is_through(reports_before), "the batch has ended")
         assert self.query.exception() is None
         latest = self.kept.latest("k")
         assert all(latest[k] == {"rows": self.sent, "total": self.sent} for keys in self.keys.values() for k in keys)
 
     def _is_through(self, reports: int) -> bool:
         rows = sum(len(rows) for rows in self.kept.deliveries.values())
-        there = rows >= self.sent * sum(map(len, self.keys.values())) and len(self.job.reports) > reports
-        return there or self.query.exception() is not None
+        is_complete = rows >= self.sent * sum(map(len, self.keys.values())) and len(self.job.reports) > reports
+        return is_complete or self.query.exception() is not None
 
     def racks(self) -> dict[int, str]:
         """Return the rack of each key-group's owner."""
@@ -116,7 +116,7 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
     exchanged within 25 batches, and then no owner moves any more.
     """
     run_workers(spark, cluster, 2)
-    keyed = Keyed(spark, tmp_path, brokers)
+    keyed = KeyedQuery(spark, tmp_path, brokers)
     try:
         keyed.send()
         while len({*keyed.racks().values()}) < len(RACKS):
@@ -127,22 +127,22 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
             keyed.send()
         assert keyed.racks() == before
         assert sorted(before.values()) == ["a"] * 4 + ["b"] * 4
-        wanted = {group: "b" if rack == "a" else "a" for group, rack in before.items()}
-        partition_of = {group: PARTITION_OF[rack] for group, rack in wanted.items()}
+        expected = {group: "b" if rack == "a" else "a" for group, rack in before.items()}
+        partition_of = {group: PARTITION_OF[rack] for group, rack in expected.items()}
         began = len(keyed.job.reports)
-        while keyed.racks() != wanted:
+        while keyed.racks() != expected:
             keyed.send(partition_of)
-            assert len(keyed.job.reports) - began < 25, (keyed.racks(), wanted)
+            assert len(keyed.job.reports) - began < 25, (keyed.racks(), expected)
         keyed.send(partition_of)
         moved = [move for report in list(keyed.job.reports)[began:] for move in report.moves if move["role"] == "owner"]
-        assert {move["key_group"] for move in moved} == set(wanted)
-        rested = len(keyed.job.reports)
+        assert {move["key_group"] for move in moved} == set(expected)
+        last_move = len(keyed.job.reports)
         for _ in range(5):
             keyed.send(partition_of)
         assert [
-            move for report in list(keyed.job.reports)[rested:] for move in report.moves if move["role"] == "owner"
+            move for report in list(keyed.job.reports)[last_move:] for move in report.moves if move["role"] == "owner"
         ] == []
-        assert keyed.racks() == wanted
+        assert keyed.racks() == expected
     finally:
         keyed.stop()
 
@@ -164,7 +164,7 @@ def test_a_member_with_a_full_disk_has_no_tasks_until_the_disk_has_room(
     query.catch_up()
     (member,) = (member.id for member in query.job.members() if member.host == I1)
     (folder,) = cluster.local_folder(0).glob(f"*/{member}")
-    with on_a_disk_of_its_own(folder) as disk:
+    with own_disk(folder) as disk:
         if "tmpfs" not in disk.how:
             pytest.skip("only who may mount can give a folder a disk of its own")
         ballast = folder / "ballast"
@@ -194,8 +194,8 @@ def test_a_returning_member_restores_nothing_under_sticky(
     query = LiveQuery(spark, tmp_path, assignor="sticky")
     query.feed_until(lambda: query.holds().keys() == {I1, I2}, "both are members")
     query.feed(2)
-    mine = query.holds()[I1][0]
-    assert len(mine) == 4
+    owned_groups = query.holds()[I1][0]
+    assert len(owned_groups) == 4
     cluster.kill_worker(0)
     await_executors(spark, 1)
     query.feed(2)
@@ -204,7 +204,7 @@ def test_a_returning_member_restores_nothing_under_sticky(
     await_executors(spark, 2)
     deadline = time.monotonic() + PATIENCE_SECONDS
     reports = query.feed_until(
-        lambda: query.holds().get(I1, (set(),))[0] == mine, "the member has its key-groups again"
+        lambda: query.holds().get(I1, (set(),))[0] == owned_groups, "the member has its key-groups again"
     )
     assert time.monotonic() < deadline
     reports.append(query.feed())

@@ -25,31 +25,35 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers ca
 
 MASTER = "local-cluster[2,1,600]"
 KEYS = 24
-RAN = pa.schema([("k", pa.int64()), ("executor", pa.string())])
+EXECUTOR_OF_KEY = pa.schema([("k", pa.int64()), ("executor", pa.string())])
 MOST_BATCHES = 20
 MIB = 2**20
 
 
-def tells_who_ran(rows: pa.Table, _: pa.Table) -> tuple[pa.Table, pa.Table]:
+def output_executor(rows: pa.Table, _: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Output and store the executor that processed each key."""
-    ran = pa.table({"k": rows["k"], "executor": [executor_id()] * rows.num_rows}, schema=RAN)
-    return ran, ran
+    rows_with_executor = pa.table({"k": rows["k"], "executor": [executor_id()] * rows.num_rows}, schema=EXECUTOR_OF_KEY)
+    return rows_with_executor, rows_with_executor
 
 
-def on_the_first(view: View, _: AssignSettings) -> Assignment:
+def assign_to_lowest_id(view: View, _: AssignSettings) -> Assignment:
     """Assign every task to the member with the lowest id, and ignore all requests."""
     return Assignment({task.id: min(member.id for member in view.members) for task in view.tasks})
 
 
-class Played:
+class PlacedJob:
     """A job on two executors. Each batch has one row per key, and its sink keeps the output."""
 
     def __init__(self, spark: SparkSession, folder: Path, **settings: object) -> None:
-        given = settings_in(folder, expected_executors=2, acceptable_recovery_lag=0, max_warmup_replicas=8, **settings)
-        assert len(inventory.await_executors(spark, given, expected=2)) == 2
+        job_settings = settings_in(
+            folder, expected_executors=2, acceptable_recovery_lag=0, max_warmup_replicas=8, **settings
+        )
+        assert len(inventory.await_executors(spark, job_settings, expected=2)) == 2
         self._spark, self._kept, self._version = spark, Kept(), -1
-        compute = arrow_function(tells_who_ran, state=pa.schema([RAN.field("executor")]), output=RAN)
-        self.job: StatefulJob = Stateful("ran", "k", compute, settings=given).into(self._kept)
+        compute = arrow_function(
+            output_executor, state=pa.schema([EXECUTOR_OF_KEY.field("executor")]), output=EXECUTOR_OF_KEY
+        )
+        self.job: StatefulJob = Stateful("ran", "k", compute, settings=job_settings).into(self._kept)
 
     def feed(self) -> dict[object, str]:
         """Run one batch and return the executor that processed each key."""
@@ -64,20 +68,20 @@ class Played:
         batch.
         """
         for _ in range(MOST_BATCHES):
-            said = {key: self.job.where(key).executor for key in range(KEYS)} if self._version >= 0 else {}
-            ran = self.feed()
-            if reached(ran):
-                return ran
+            predicted = {key: self.job.where(key).executor for key in range(KEYS)} if self._version >= 0 else {}
+            executors = self.feed()
+            if reached(executors):
+                return executors
             moved = any(move["role"] == "owner" for move in self.job.reports[-1].moves)
-            assert moved or not said or ran == said
+            assert moved or not predicted or executors == predicted
         raise AssertionError(f"not in {MOST_BATCHES} batches; members {self.job.members()}")
 
     def check_where(self) -> None:
         """Check that ``where`` names the executor that the next batch uses, and the owner's executor and host."""
-        said = {key: self.job.where(key) for key in range(KEYS)}
-        assert self.feed() == {key: place.executor for key, place in said.items()}
+        places = {key: self.job.where(key) for key in range(KEYS)}
+        assert self.feed() == {key: place.executor for key, place in places.items()}
         hosts = {member.id: (member.executor, member.host) for member in self.job.members()}
-        assert all(hosts[place.owner] == (place.executor, place.host) for place in said.values())
+        assert all(hosts[place.owner] == (place.executor, place.host) for place in places.values())
 
 
 @pytest.mark.long
@@ -85,21 +89,21 @@ def test_tasks_that_a_custom_assignor_gives_an_excluded_member_move(spark: Spark
     """A function as ``assignor`` decides the owners. If it assigns tasks to an excluded member, they go to another
     member.
     """
-    played = Played(spark, tmp_path, assignor=on_the_first)
+    placed_job = PlacedJob(spark, tmp_path, assignor=assign_to_lowest_id)
     with pytest.raises(ConfigError, match="not run a batch yet"):
-        played.job.where(0)
-    first = min(_two_members(played))
-    played.feed_until(lambda ran: set(ran.values()) == {_executor(played, first)})
-    played.check_where()
-    before = len(played.job.reports)
-    played.job.reconfigure(exclude=f"id={first}")
-    played.feed_until(lambda ran: _executor(played, first) not in ran.values())
-    reports = list(played.job.reports)[before:]
+        placed_job.job.where(0)
+    first = min(_two_members(placed_job))
+    placed_job.feed_until(lambda executors: set(executors.values()) == {_executor(placed_job, first)})
+    placed_job.check_where()
+    before = len(placed_job.job.reports)
+    placed_job.job.reconfigure(exclude=f"id={first}")
+    placed_job.feed_until(lambda executors: _executor(placed_job, first) not in executors.values())
+    reports = list(placed_job.job.reports)[before:]
     assert any("RIFFLE-0771" in warning for report in reports for warning in report.warnings)
     assert sum(report.restores for report in reports) == 0, "key-groups move warm"
-    played.check_where()
-    played.job.reconfigure(exclude="")
-    played.feed_until(lambda ran: set(ran.values()) == {_executor(played, first)})
+    placed_job.check_where()
+    placed_job.job.reconfigure(exclude="")
+    placed_job.feed_until(lambda executors: set(executors.values()) == {_executor(placed_job, first)})
 
 
 @pytest.mark.long
@@ -107,35 +111,37 @@ def test_pins_hold_with_the_hash_assignor_and_filters_change_live(spark: SparkSe
     """A pinned key-group moves to its member with ``assignor="hash"``. A member that ``include`` leaves out keeps only
     its pinned key-group.
     """
-    played = Played(spark, tmp_path, assignor="hash", num_standbys=1)
-    _two_members(played)
-    played.check_where()
-    place = played.job.where(0)
-    other = next(member for member in played.job.members() if member.id != place.owner)
+    placed_job = PlacedJob(spark, tmp_path, assignor="hash", num_standbys=1)
+    _two_members(placed_job)
+    placed_job.check_where()
+    place = placed_job.job.where(0)
+    other = next(member for member in placed_job.job.members() if member.id != place.owner)
     assert place.standbys == (other.id,)
-    played.job.pin(place.key_group, other.id)
-    assert played.feed()[0] == other.executor
-    assert played.job.where(0).owner == other.id
-    played.job.reconfigure(include=f"id={place.owner}", num_standbys=0)
-    ran = played.feed()
-    pinned = {key for key in range(KEYS) if played.job.where(key).key_group == place.key_group}
-    assert {key for key, executor in ran.items() if executor == other.executor} == pinned
-    states = {member.id: member for member in played.job.members()}
+    placed_job.job.pin(place.key_group, other.id)
+    assert placed_job.feed()[0] == other.executor
+    assert placed_job.job.where(0).owner == other.id
+    placed_job.job.reconfigure(include=f"id={place.owner}", num_standbys=0)
+    executors = placed_job.feed()
+    pinned = {key for key in range(KEYS) if placed_job.job.where(key).key_group == place.key_group}
+    assert {key for key, executor in executors.items() if executor == other.executor} == pinned
+    states = {member.id: member for member in placed_job.job.members()}
     assert states[place.owner].load > states[other.id].load > 0
     assert states[other.id].disk_used_share is not None
-    taken = {state.id: (state.memory_bytes, state.memory_used_share) for state in states.values()}
-    assert all(told and told > 10 * MIB and share and 0 < share < 1 for told, share in taken.values()), taken
+    memory = {state.id: (state.memory_bytes, state.memory_used_share) for state in states.values()}
+    assert all(
+        used_bytes and used_bytes > 10 * MIB and share and 0 < share < 1 for used_bytes, share in memory.values()
+    ), memory
 
 
-def _two_members(played: Played) -> set[str]:
+def _two_members(placed_job: PlacedJob) -> set[str]:
     """Run batches until both executors are members, and return the member ids."""
     for _ in range(int(PATIENCE_SECONDS)):
-        played.feed()
-        members = {member.id for member in played.job.members() if member.state == "live"}
+        placed_job.feed()
+        members = {member.id for member in placed_job.job.members() if member.state == "live"}
         if len(members) == 2:
             return members
-    raise AssertionError(played.job.members())
+    raise AssertionError(placed_job.job.members())
 
 
-def _executor(played: Played, member: str) -> str:
-    return next(state.executor for state in played.job.members() if state.id == member)
+def _executor(placed_job: PlacedJob, member: str) -> str:
+    return next(state.executor for state in placed_job.job.members() if state.id == member)

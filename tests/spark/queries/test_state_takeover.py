@@ -35,7 +35,7 @@ BATCHES: list[list[tuple[str, int | None]]] = [
 TOTALS = {"visits": "count(*)", "total": "sum(n)", "mean": "avg(n)", "most": "max(n)"}
 
 
-class Counting:
+class TotalsFeed:
     """A feed whose totals are first computed by a ``Stateful`` job and then by a query."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_query_takes_over_the_state_of_a_job(spark: SparkSession, tmp_path: Pa
 
     Afterwards the job is refused, and the query continues without the option.
     """
-    counting, over = Counting(spark, tmp_path), {"riffle.take_over": "visits, total, mean_sum, mean_count, most"}
+    counting, over = TotalsFeed(spark, tmp_path), {"riffle.take_over": "visits, total, mean_sum, mean_count, most"}
     counting.add(0)
     counting.add(1)
     counting.run_job()
@@ -138,7 +138,7 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("changes", "message"),
     [
         ({}, "RIFFLE-0333.*'visits,total,most'.*visits is count.1.: count, total is sum"),
         ({"taken": "visits, most"}, "RIFFLE-0333.*'total'"),
@@ -149,12 +149,12 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
         ({"store": "others", "taken": "total"}, "RIFFLE-0328.*others"),
     ],
 )
-def test_state_that_cannot_be_taken_over_is_refused_by_column(given: dict[str, Any], said: str) -> None:
+def test_state_that_cannot_be_taken_over_is_refused_by_column(changes: dict[str, Any], message: str) -> None:
     """State that cannot be taken over is refused before the query runs, and the error names the columns as the option
     expects them.
     """
-    with pytest.raises(ConfigError, match=f"(?s){said}"):
-        start(**given)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        start(**changes)
 
 
 def test_new_and_removed_columns_must_be_accepted_by_name() -> None:

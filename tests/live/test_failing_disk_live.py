@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.protocol.ownership import discovery
 from riffle_spark.spark.engine import inventory
-from tests.kit.refusing_disks import on_a_disk_of_its_own
+from tests.kit.failing_disks import own_disk
 from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
 
 pytestmark = pytest.mark.cluster
@@ -33,14 +33,14 @@ def test_a_member_with_a_read_only_folder_is_set_aside_until_its_repair(
     monkeypatch.setattr(discovery, "_ASIDE_SECONDS", 1.0)  # private: sooner
     settings = settings_in(tmp_path)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2
-    kept, batches = Kept(), 0
-    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(kept)
+    sink, batches = Kept(), 0
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
 
     def feed() -> None:
         nonlocal batches
         job(spark.range(KEYS).selectExpr("id k", "id v"), batches)
         batches += 1
-        assert kept.latest("k") == {k: {"rows": batches, "total": batches * k} for k in range(KEYS)}
+        assert sink.latest("k") == {k: {"rows": batches, "total": batches * k} for k in range(KEYS)}
         rest(job)
 
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -49,10 +49,10 @@ def test_a_member_with_a_read_only_folder_is_set_aside_until_its_repair(
         feed()
     member = job.members()[0]
     folder = next(tmp_path.glob(f"local/*/{member.id}"))
-    with on_a_disk_of_its_own(folder, "read-only") as disk:
+    with own_disk(folder, "read-only") as disk:
         feed()
         assert job.reports[-1].runs == 1
-        disk.refuse()
+        disk.fail()
         feed()
         report = job.reports[-1]
         assert (report.runs, member.executor in report.owners) == (2, False)

@@ -28,44 +28,48 @@ from tests.kit.simulated.world import ROWS, World, one
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
-PARTED = ROWS.append(pa.field("partition", pa.int64()))
+ROWS_WITH_PARTITION = ROWS.append(pa.field("partition", pa.int64()))
 RACKS = {0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",)}
 """Four partitions with one replica each."""
 
 
-class Counting:
+class CountingAssignor:
     """The default assignor with a count of its calls."""
 
     calls = 0
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
         """Return the default assignment and count the call."""
-        Counting.calls += 1
+        CountingAssignor.calls += 1
         return assign(before, replace(settings, assignor="high_availability"))
 
 
-class Racked(Elastic):
+class RackedWorld(Elastic):
     """Four executors in two racks. ``partition_of`` returns the partition of the next row of a key-group."""
 
     partition_of: Callable[[int], int]
 
     def __init__(self, local_dir: Path, partition_of: Callable[[int], int], **settings: Any) -> None:
         self.partition_of = partition_of
-        settings = {"rack_aware_assignment_strategy": "min_cost", "assignor": f"{__name__}.Counting", **settings}
-        by_partition = operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), PARTED)
+        settings = {
+            "rack_aware_assignment_strategy": "min_cost",
+            "assignor": f"{__name__}.CountingAssignor",
+            **settings,
+        }
+        by_partition = operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS_WITH_PARTITION)
         super().__init__(
             local_dir, executors=("1", "2", "3", "4"), operators=[replace(by_partition, read_by="partition")],
             **{"key_groups": 16, **settings},
         )  # fmt: skip
         around = DriverPorts(
             self.store, self.cluster, self.clock, self.background, lambda: self.chance.randbytes(16).hex(),
-            racks_of=lambda said: {member: "a" if host in ("host-1", "host-2") else "b" for member, host, _ in said},
+            racks_of=lambda hosts: {member: "a" if host in ("host-1", "host-2") else "b" for member, host, _ in hosts},
         )  # fmt: skip
         self.driver = Driver(self.settings, self.home, around)
         self.ownership.placement.weights.set_partition_racks(
             {("events", partition): held for partition, held in RACKS.items()}
         )
-        Counting.calls = 0
+        CountingAssignor.calls = 0
 
     def batch(
         self,
@@ -73,12 +77,12 @@ class Racked(Elastic):
         rows: pa.Table,
         perform: Callable[[Attempt], pa.Table] = Attempt.run,
         *args: Any,
-        **said: Any,
+        **options: Any,
     ) -> BatchReport:
         """Run a batch with the partition of each row."""
         groups = keygroups.key_groups([rows.column("k")], self.settings.key_groups).tolist()
         column = pa.array([self.partition_of(group) for group in groups], pa.int64())
-        return super().batch(version, rows.append_column("partition", column), perform, *args, **said)
+        return super().batch(version, rows.append_column("partition", column), perform, *args, **options)
 
     def rack(self, member: str) -> str:
         """Return the rack of a member."""
@@ -94,7 +98,7 @@ def test_owners_move_to_the_racks_of_their_rows(tmp_path: Path) -> None:
     """Within a few batches each owner is in the rack that its rows come from, and each standby in the other rack. Then
     no assignment is computed any more.
     """
-    world = Racked(tmp_path, lambda group: group // 2 % 4, num_standbys=1)
+    world = RackedWorld(tmp_path, lambda group: group // 2 % 4, num_standbys=1)
     world.feed()
     assert len(world.across()) >= 4
     reports = [world.feed() for _ in range(12)]
@@ -103,9 +107,9 @@ def test_owners_move_to_the_racks_of_their_rows(tmp_path: Path) -> None:
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
     present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
-    calls = Counting.calls
+    calls = CountingAssignor.calls
     assert [world.feed().moves for _ in range(12)] == [()] * 12
-    assert Counting.calls == calls
+    assert CountingAssignor.calls == calls
     world.check_state()
 
 
@@ -116,17 +120,17 @@ def test_no_further_assignment_runs_if_racks_gain_nothing(tmp_path: Path, rows: 
     owners in both, one assignment finds that.
     """
     chance = random.Random(1)
-    world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "all partitions" else lambda _: 0)
+    world = RackedWorld(tmp_path, (lambda _: chance.randrange(4)) if rows == "all partitions" else lambda _: 0)
     world.feed()
-    began = Counting.calls
+    began = CountingAssignor.calls
     reports = [world.feed() for _ in range(12)]
     assert [report.moves for report in reports] == [()] * 12
-    assert Counting.calls - began == (0 if rows == "all partitions" else 1)
+    assert CountingAssignor.calls - began == (0 if rows == "all partitions" else 1)
 
 
 def test_partition_dispatch_uses_racks_from_the_first_batch(tmp_path: Path) -> None:
     """With `partition` dispatch the racks of the rows are known before the first batch, so no owner moves later."""
-    world = Racked(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
+    world = RackedWorld(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
     racks = {number: "ab"[number % 4 // 2] for number in range(8)}
     world.ownership.placement.weights.set_partition_racks(
         {("events", number): (rack,) for number, rack in racks.items()}
@@ -147,7 +151,7 @@ def test_a_hot_key_causes_one_warning_and_no_repeated_assignments(tmp_path: Path
     """Other key-groups leave the member with a hot key, and one warning names its key-group. While the load is the
     same, no more assignments are computed.
     """
-    world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")
+    world = RackedWorld(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")
     world.feed()
     hot = [world.keys[3][0]] * 500
     keys = [*hot, *world.of_groups(set(range(16)))]
@@ -155,15 +159,15 @@ def test_a_hot_key_causes_one_warning_and_no_repeated_assignments(tmp_path: Path
     hot_key_warnings = warnings(reports, "RIFFLE-0761")
     assert len(hot_key_warnings) == 1
     assert "Key-group 3 " in hot_key_warnings[0]
-    calls = Counting.calls
+    calls = CountingAssignor.calls
     assert calls < 15
     reports = [world.feed(keys=keys) for _ in range(25)]
-    assert Counting.calls == calls
+    assert CountingAssignor.calls == calls
     assert not warnings(reports, "RIFFLE-0761")
     cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
     for _ in range(10):
         world.feed(keys=cool)
-    assert Counting.calls > calls, "another load starts an assignment"
+    assert CountingAssignor.calls > calls, "another load starts an assignment"
     world.check_state()
 
 
@@ -182,14 +186,14 @@ def test_standbys_that_fall_behind_move_with_one_warning(tmp_path: Path) -> None
     """
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), key_groups=8, num_standbys=1, retained_versions=100)
     world.feed(4)
-    kept = world.holds("1")[1]
-    assert kept
+    standbys = world.holds("1")[1]
+    assert standbys
     world.cluster.stalled = {"1"}
     reports = behind(world)
-    (told,) = warnings(reports, "RIFFLE-0762")
-    assert world.member("1") in told
-    assert "Other members take over 2 of 2." in told
-    assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
+    (warning,) = warnings(reports, "RIFFLE-0762")
+    assert world.member("1") in warning
+    assert "Other members take over 2 of 2." in warning
+    assert f"key-groups {', '.join(map(str, sorted(standbys)))}, by up to " in warning
     reports = [world.feed() for _ in range(12)]
     assert world.holds("1")[1] == set()
     assert all(copy.warm for copy in world.ownership.copies.readiness)
@@ -205,9 +209,12 @@ def test_standbys_that_fall_behind_move_with_one_warning(tmp_path: Path) -> None
 SIZE = 10**9
 
 
-def on_a_disk(world: Elastic, executor: str, others: float, each: float) -> None:
-    """Give an executor a disk of which ``others`` is used, and ``each`` more per copy."""
-    world.cluster.disks[executor] = lambda: (min(1.0, others + each * len(world.copies_of(executor))), SIZE)
+def on_a_disk(world: Elastic, executor: str, used_share: float, share_of_copy: float) -> None:
+    """Give an executor a disk of which ``used_share`` is used, and ``share_of_copy`` more per copy."""
+    world.cluster.disks[executor] = lambda: (
+        min(1.0, used_share + share_of_copy * len(world.copies_of(executor))),
+        SIZE,
+    )
 
 
 @pytest.mark.long
@@ -219,20 +226,20 @@ def test_key_groups_leave_a_full_disk_two_at_a_time(tmp_path: Path) -> None:
     world.feed(4)
     assert len(world.copies_of("1")) == 8
     on_a_disk(world, "1", 0.71, 0.025)
-    held, reports = [8], []
+    copy_counts, reports = [8], []
     for _ in range(25):
         world.clock.advance(11)
         reports.append(world.feed())
-        held.append(len(set.union(*world.holds("1")[:2])))
-    assert min(held) == held[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two leave at a time"
+        copy_counts.append(len(set.union(*world.holds("1")[:2])))
+    assert min(copy_counts) == copy_counts[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two leave at a time"
     on_a_disk(world, "1", 0.91, 0.0)
     for _ in range(60):
         world.clock.advance(11)
         reports.append(world.feed())
-        held.append(len(set.union(*world.holds("1")[:2])))
-    assert held[-1] == 0
+        copy_counts.append(len(set.union(*world.holds("1")[:2])))
+    assert copy_counts[-1] == 0
     assert world.copies_of("1") == set()
-    assert all(before - after <= 2 for before, after in itertools.pairwise(held))
+    assert all(before - after <= 2 for before, after in itertools.pairwise(copy_counts))
     assert sum(report.restores for report in reports) == 0
     assert len(warnings(reports, "above the limit of 90%")) == 2
     on_a_disk(world, "1", 0.5, 0.0)
@@ -269,8 +276,8 @@ def test_a_slow_key_group_with_few_rows_is_detected(tmp_path: Path, monkeypatch:
 
     def sums(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         now[0] += 0.1 if slow[0] in rows.column("k").to_pylist() else 0.0
-        seen = pa.concat_tables([rows.select(["k"]), state.select(["k"])]).group_by("k").aggregate([])
-        kept = seen.append_column("n", pa.array([1] * seen.num_rows, pa.int64()))
+        touched_keys = pa.concat_tables([rows.select(["k"]), state.select(["k"])]).group_by("k").aggregate([])
+        kept = touched_keys.append_column("n", pa.array([1] * touched_keys.num_rows, pa.int64()))
         return kept, kept
 
     schema = pa.schema([("n", pa.int64())])
@@ -293,11 +300,11 @@ def test_sticky_returns_its_tasks_to_a_returned_member(tmp_path: Path) -> None:
     """With the sticky assignor a returned member gets its tasks back and restores nothing."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), assignor="sticky")
     world.feed(3)
-    mine = world.owned("2")
+    owned_before = world.owned("2")
     world.cluster.lose("2")
     world.feed(2)
     world.cluster.add("2")
     reports = [world.feed() for _ in range(3)]
-    assert world.owned("2") == mine
+    assert world.owned("2") == owned_before
     assert sum(report.restores for report in reports) == 0
     world.check_state()

@@ -20,7 +20,7 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, InlineBackground
-from tests.kit.refusing_disks import RefusingDisk, Way, on_a_disk_of_its_own
+from tests.kit.failing_disks import FailingDisk, Way, own_disk
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import ROWS, one, tails, totals
 from tests.kit.state.faulty_store import Fault
@@ -39,9 +39,9 @@ def disks() -> Iterator[ExitStack]:
         yield mounted
 
 
-def disk_of(world: Elastic, executor: str, disks: ExitStack, way: Way = "full") -> RefusingDisk:
+def disk_of(world: Elastic, executor: str, disks: ExitStack, way: Way = "full") -> FailingDisk:
     """Put the folder of an executor on a separate file system."""
-    return disks.enter_context(on_a_disk_of_its_own(world.folder_of(executor), way))
+    return disks.enter_context(own_disk(world.folder_of(executor), way))
 
 
 def grow(world: Elastic) -> BatchReport:
@@ -61,7 +61,7 @@ def test_a_member_with_a_failing_disk_is_quarantined_and_returns(
     owned = world.owned("1")
     disk = disk_of(world, "1", disks, way)
     world.feed_every(BATCH_SECONDS, 2)
-    disk.refuse()
+    disk.fail()
     reports = [*([grow(world)] if way == "full" else []), *world.feed_every(BATCH_SECONDS, 1)]
     assert (sum(report.runs - 1 for report in reports), reports[-1].owners) == (1, {"2": 6})
     quarantine_warnings = warnings(reports, "[RIFFLE-0766] Executor 1 gets no tasks for 10 s")
@@ -83,7 +83,7 @@ def test_the_census_after_a_restart_detects_a_failing_disk(tmp_path: Path, disks
     """After a restart the census checks the disk, so that the first batch runs once."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
-    disk_of(world, "1", disks).refuse()
+    disk_of(world, "1", disks).fail()
     world.start()
     reports = world.feed_every(BATCH_SECONDS, 2)
     assert [report.runs for report in reports] == [1, 1]
@@ -97,16 +97,16 @@ def test_a_batch_fails_with_a_remedy_if_all_disks_fail(tmp_path: Path, disks: Ex
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
-    for again in ("the same driver", "a new driver"):
+    for recovered_by in ("the same driver", "a new driver"):
         for disk in (first, second):
-            disk.refuse()
+            disk.fail()
         with pytest.raises(LocalDiskError, match="RIFFLE-0514") as refused:
             world.batch(world.version + 1, one(1))
         assert "dd an executor" in refused.value.remedy
         assert isinstance(refused.value, UnavailableError)
         first.recover()
         second.recover()
-        if again == "a new driver":
+        if recovered_by == "a new driver":
             world.start()
         assert world.feed_every(BATCH_SECONDS, 1)[0].runs == 1
         assert set(world.feed_every(BATCH_SECONDS, 3)[-1].owners) == {"1", "2"}
@@ -118,10 +118,10 @@ def test_a_quarantined_member_is_retried_before_the_batch_fails(tmp_path: Path, 
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
-    first.refuse()
+    first.fail()
     assert set(world.feed().owners) == {"2"}
     first.recover()
-    second.refuse()
+    second.fail()
     report = world.feed()
     assert (report.runs, set(report.owners)) == (2, {"1"})
     second.recover()
@@ -169,7 +169,7 @@ def test_both_operators_move_off_a_member_with_a_failing_disk(tmp_path: Path, di
     """If the disk of a member refuses, both operators run on the other member, and their state is correct."""
     world = Elastic(tmp_path, operators=[totals(), tails()])
     world.feed_every(BATCH_SECONDS, 3)
-    disk_of(world, "2", disks, "read-only").refuse()
+    disk_of(world, "2", disks, "read-only").fail()
     report = world.feed_every(BATCH_SECONDS, 1)[0]
     assert (report.runs, report.owners) == (2, {"1": 6})
     world.check_state()
@@ -181,7 +181,7 @@ def test_a_quarantined_member_takes_over_if_all_others_are_lost(tmp_path: Path, 
     for _ in range(4):
         world.feed()
     disk = disk_of(world, "1", disks, "read-only")
-    disk.refuse()
+    disk.fail()
     assert warnings([world.feed(), world.feed()], "RIFFLE-0766")
     disk.recover()
     world.cluster.lose("2", disk=True)
@@ -196,8 +196,8 @@ def test_an_earlier_census_does_not_end_the_quarantine_of_an_executor(tmp_path: 
     world.start(background)
 
     def strays(attempt: Attempt) -> pa.Table:
-        again = len([ran for ran in world.ran if ran.version == world.version]) > 2
-        return attempt.run() if again else replace(attempt, executor="3").run()
+        ran_twice = len([ran for ran in world.ran if ran.version == world.version]) > 2
+        return attempt.run() if ran_twice else replace(attempt, executor="3").run()
 
     def joined(seconds: int) -> bool:
         """Run a batch after the given seconds, and return whether the new executor is a member."""
@@ -208,7 +208,7 @@ def test_an_earlier_census_does_not_end_the_quarantine_of_an_executor(tmp_path: 
     assert world.feed_every(1, 2)
     world.feed(perform=strays)
     disk = disk_of(world, "3", disks, "read-only")
-    disk.refuse()
+    disk.fail()
     world.cluster.add("3")
     assert world.feed(perform=strays).runs == 2
     disk.recover()
