@@ -19,8 +19,8 @@ from riffle_spark.console.options import check_root, conf_file_option, echo, jso
 @click.option("--row-bytes", type=float, help="Bytes of a row in flight. With ROOT by default those of a stored row.")
 @click.option("--rows-in-flight", type=float, default=0.0, show_default=True, help="Rows of a batch in a worker.")
 @click.option("--cache-fraction", type=float, default=0.1, show_default=True, help="Share of state kept in memory.")
-@click.option("--cores", "cores_per_box", type=int, default=4, show_default=True, help="Cores of an executor's host.")
-@click.option("--memory-bytes", "memory_per_box", type=float, help="Memory of a host for its workers.")
+@click.option("--cores", "cores_per_host", type=int, default=4, show_default=True, help="Cores of an executor's host.")
+@click.option("--memory-bytes", "memory_per_host", type=float, help="Memory of a host for its workers.")
 @click.option("--standbys", "num_standbys", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--changed-bytes-per-second", type=float, default=0.0, show_default=True, help="Written to the store.")
 @json_option
