@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     help="Rows of a batch that one worker has in memory.",
 )
 @click.option("--cache-fraction", type=float, default=0.1, show_default=True, help="Share of state kept in memory.")
-@click.option("--cores", "cores_per_box", type=int, default=4, show_default=True, help="Cores of an executor's host.")
-@click.option("--memory-bytes", "memory_per_box", type=float, help="Memory of a host for all its workers.")
+@click.option("--cores", "cores_per_host", type=int, default=4, show_default=True, help="Cores of an executor's host.")
+@click.option("--memory-bytes", "memory_per_host", type=float, help="Memory of a host for all its workers.")
 @click.option(
     "--standbys", "num_standbys", type=click.IntRange(0), default=0, show_default=True, help="Standbys per key-group."
 )
@@ -90,8 +90,8 @@ def _as_text(capacity: "Capacity") -> list[tuple[str, str]]:
         ("Workers (slots)", show_count(capacity.total_workers)),
         ("State per worker", show_bytes(round(capacity.state_per_worker))),
         ("Memory per worker", show_bytes(round(capacity.memory_per_worker))),
-        ("Hosts", f"{show_count(capacity.num_boxes)}, limited by {capacity.bound_by}"),
-        ("Workers per host", f"at most {show_count(capacity.workers_per_box)}"),
+        ("Hosts", f"{show_count(capacity.num_hosts)}, limited by {capacity.bound_by}"),
+        ("Workers per host", f"at most {show_count(capacity.workers_per_host)}"),
         ("Local disk, all hosts", show_bytes(round(capacity.disk_bytes))),
         ("Written to local disks", f"{show_bytes(round(capacity.written_bytes_per_second))} per second"),
     ]

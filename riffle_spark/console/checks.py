@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from riffle_spark.console.options import (
     usage_errors,
 )
 from riffle_spark.settings import Settings
+
+if TYPE_CHECKING:
+    from riffle_spark.offline.finding import Verified
 
 _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
 
@@ -51,14 +55,23 @@ def verify_command(
     else:
         for finding in result.findings:
             echo(str(finding))
-        checked_amounts = (
-            f"{result.records} records, {result.objects} objects, {result.checked_bytes} bytes of parts checked"
-        )
         newest = "none" if result.version is None else result.version
-        echo(f"{checked_amounts}; newest batch: {newest}; {'whole' if result.is_whole else 'NOT whole'}")
+        echo(
+            f"Checked {result.records} records, {result.objects} objects and {result.checked_bytes} bytes of parts. "
+            f"Newest batch: {newest}. {_verdict(result)}"
+        )
         if result.way_back:
-            echo(f"newest undamaged batch: {result.way_back}")
+            echo(f"Newest undamaged batch: {result.way_back}")
     click.get_current_context().exit(0 if result.is_whole else 1 if result.is_damaged else UNREACHABLE)
+
+
+def _verdict(result: "Verified") -> str:
+    """Return the result of a verification as a sentence."""
+    if result.is_whole:
+        return "No problems found."
+    if result.is_damaged:
+        return "Problems found: see above."
+    return "Not everything could be checked: see above."
 
 
 @click.command("policy")

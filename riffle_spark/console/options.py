@@ -132,7 +132,7 @@ def read_settings(conf_file: Path, s3_endpoint: str | None, *, assigns: bool = F
 
 
 def show_plan(plan: "Plan", *, as_json: bool) -> None:
-    """Print a plan's steps, and whether they were executed."""
+    """Print a plan's steps, whether they were executed, and what to do then."""
     if as_json:
         echo(json.dumps({"executed": plan.executed, "steps": list(plan.steps), "offsets": plan.offsets}))
         return
@@ -140,6 +140,8 @@ def show_plan(plan: "Plan", *, as_json: bool) -> None:
         echo(escape_unprintable(step))
     if not plan.executed:
         echo("Nothing was changed. Add --execute to execute these steps.")
+    elif plan.next_step:
+        echo(escape_unprintable(f"Done: the steps above were executed. {plan.next_step}"))
 
 
 def echo(text: object, *, err: bool = False) -> None:

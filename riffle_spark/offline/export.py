@@ -251,7 +251,8 @@ def load_state(
     ]
     if is_new:
         steps.append("bind the root to a query: start the query once, stop it when it is refused, and run riffle adopt")
-    return Plan(tuple(steps), execute, opened_root.tail.version, opened_root.tail.offsets)
+    next_step = "Bind the root to a query (riffle adopt)." if is_new else "Start the query."
+    return Plan(tuple(steps), execute, opened_root.tail.version, opened_root.tail.offsets, next_step)
 
 
 def _open_or_begin(root: str, key_groups: int, options: StoreOptions, encryption_keys: str | None) -> OpenRoot:

@@ -32,7 +32,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.query_roots import only_root
-from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record import FORK_OF, Record
 from riffle_spark.state.objects.open import normalised, open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import CopyingStore, ObjectStore
@@ -40,6 +40,10 @@ from riffle_spark.state.restore.reader import in_parallel
 
 _IN_MEMORY_BYTES = 16 << 20
 """Larger objects are copied through a file. Several are copied at once."""
+_BIND_IT = (
+    "The state belongs to no query yet. Start a query with the new root and a new checkpoint. It is refused, and the "
+    "error lists the steps that bind it to the state (riffle adopt)."
+)
 _BLOCK = 256
 """The number of objects that are copied between two checks for errors."""
 
@@ -168,7 +172,7 @@ def fork(
         target.delete(sorted(set(names) & set(existing)))
         copy.run(names)
         _append_first(target, new_root, record, manifest)
-    return Plan(tuple(steps), execute, record.version, record.offsets)
+    return Plan(tuple(steps), execute, record.version, record.offsets, _BIND_IT)
 
 
 def _append_first(target: ObjectStore, new_root: str, record: Record, manifest: Manifest) -> None:
@@ -181,7 +185,7 @@ def _append_first(target: ObjectStore, new_root: str, record: Record, manifest: 
         commit_id=commit_id,
         log_id=commit_id,
         epoch=record.epoch + 1,  # its claims are later than all copied objects
-        query_id=f"fork of {record.query_id}",
+        query_id=f"{FORK_OF}{record.query_id}",
         rollbacks=0,
         written_ms=time.time_ns() // 1_000_000,
         input_digest=None,

@@ -123,7 +123,7 @@ def purge_keys(  # noqa: PLR0913 - the options of a command
         _delete_unfinished(opened_root.root)
     steps += _purge_local(opened_root.root, local_dir, execute=execute)
     steps += _outside(opened_root.root)
-    return Plan(tuple(steps), execute, tail.version, tail.offsets)
+    return Plan(tuple(steps), execute, tail.version, tail.offsets, "Start the query.")
 
 
 def _check_delivered(tail: Record, delivered: bool | str, options: StoreOptions) -> None:

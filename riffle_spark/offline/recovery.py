@@ -29,13 +29,16 @@ _DEFAULT_KEY_GROUPS = 128
 class Plan:
     """The steps of a command, one sentence each. ``executed`` is false if nothing was changed.
 
-    ``version`` is the batch that the state is at, ``offsets`` Spark's offset-log entry of that batch.
+    ``version`` is the batch that the state is at, ``offsets`` Spark's offset-log entry of that batch. ``next_step`` is
+    what the operator does after the steps were executed, as a sentence. It is empty if the command never changes
+    anything, or found nothing to change.
     """
 
     steps: tuple[str, ...]
     executed: bool
     version: int
     offsets: str | None
+    next_step: str = ""
 
 
 def adopt(
@@ -101,7 +104,8 @@ def adopt(
     if execute:
         with translated_errors(log, f"bind the state to query {query_id}"):
             log.append(_adopt_draft(base, stamp, query_id, version, spark.watermark_ms(version)), log.manifest)
-    return Plan(tuple(steps), execute, version, base.offsets)
+    next_step = f"Start query {query_id}. It continues with batch {version + 1}."
+    return Plan(tuple(steps), execute, version, base.offsets, next_step)
 
 
 def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int, spark_watermark_ms: int | None) -> Record:
@@ -294,7 +298,8 @@ def rollback(
     else:
         suffix = ", which runs again to deliver its output" if runs_again else ""
         steps.append(f"make batch {target.version} the last batch of the checkpoint {spark.shown}{suffix}")
-    return Plan(tuple(steps), execute, target.version, target.offsets)
+    resumed = f"runs batch {target.version} again" if runs_again else f"continues with batch {target.version + 1}"
+    return Plan(tuple(steps), execute, target.version, target.offsets, f"Start the query. It {resumed}.")
 
 
 def _rollback_draft(target: Record, tail: Record, query_id: str, *, runs_again: bool) -> Record:

@@ -120,7 +120,9 @@ class RootStatus:
 
     @property
     def problem(self) -> str | None:
-        """Why the health is ``failed``, ``paused``, ``silent`` or ``skewed``, as a sentence; else ``None``."""
+        """Why the health is ``failed``, ``paused``, ``silent`` or ``skewed``, or ``unknown`` because no query has the
+        state yet, as a sentence; else ``None``.
+        """
         health = self.health
         failure = self.facts.failure
         if health == "failed" and failure is not None:
@@ -133,6 +135,8 @@ class RootStatus:
                 f"The driver's times are {show_duration(self.skew_seconds)} in the future. Correct the clock of the "
                 "driver or of this machine."
             )
+        if health == "unknown" and self.record.is_unbound:
+            return "The state belongs to no query until riffle adopt binds it."
         if health == "silent" and self.status is not None:
             return (
                 f"The driver wrote its status {self._ago(self.facts.time_ms)}, but writes it every "

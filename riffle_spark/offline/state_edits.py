@@ -285,7 +285,7 @@ def _change(opened_root: OpenRoot, edit: EditOfState, editor: Editor, *, execute
         f"append a record with the reason {editor.reason!r}; while record {tail.sequence} is retained, this undoes it: "
         f"{undo}",
     )
-    return Plan(steps, execute, tail.version, tail.offsets)
+    return Plan(steps, execute, tail.version, tail.offsets, "Start the query.")
 
 
 def _nothing_to_do(edit: EditOfState, *, by_key: bool) -> str:

@@ -113,7 +113,8 @@ def switch_dispatch(
         f"append a record: dispatch {tail.dispatch} -> {to}, key_groups {tail.total} -> {total}; "
         f"then start the query with dispatch = {to}, key_groups = {total}"
     )
-    return Plan(tuple(steps), execute, tail.version, tail.offsets)
+    next_step = f"Start the query with dispatch = {to}, key_groups = {total}."
+    return Plan(tuple(steps), execute, tail.version, tail.offsets, next_step)
 
 
 def switch_keys(
@@ -172,7 +173,7 @@ def switch_keys(
             )
             log.append(draft, manifest)
     steps.append(f"write {len(manifest.entries)} key-groups again with {keys.writes!r}, and append a record")
-    return Plan(tuple(steps), execute, tail.version, tail.offsets)
+    return Plan(tuple(steps), execute, tail.version, tail.offsets, "Start the query.")
 
 
 def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:

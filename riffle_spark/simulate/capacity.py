@@ -1,4 +1,4 @@
-"""Estimate the workers, machines, memory and disk that a query needs, with its standbys."""
+"""Estimate the workers, hosts, memory and disk that a query needs, with its standbys."""
 
 import math
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ _OPTIONS: Final[Mapping[str, tuple[str, values.Check]]] = {
     "rows_per_second": ("--rows-per-second", _SIZE),
     "rows_per_worker": ("--rows-per-worker", values.number(1e-9)),
     "state_bytes": ("--state-bytes", _SIZE),
-    "cores_per_box": ("--cores", values.whole(1)),
+    "cores_per_host": ("--cores", values.whole(1)),
     "cache_fraction": ("--cache-fraction", values.share),
     "rows_in_flight": ("--rows-in-flight", _SIZE),
     "row_bytes": ("--row-bytes", _SIZE),
-    "memory_per_box": ("--memory-bytes", values.optional(values.number(1, 1e18))),
+    "memory_per_host": ("--memory-bytes", values.optional(values.number(1, 1e18))),
     "num_standbys": ("--standbys", values.whole(0)),
     "changed_bytes_per_second": ("--changed-bytes-per-second", _SIZE),
 }
@@ -28,25 +28,25 @@ _OPTIONS: Final[Mapping[str, tuple[str, values.Check]]] = {
 class Need:
     """The load of a query. ``rows_per_second`` is the peak. A worker is a slot.
 
-    A worker has ``cache_fraction`` of its state in memory, and ``rows_in_flight`` rows of ``row_bytes``. A machine has
-    ``cores_per_box`` and, if known, ``memory_per_box`` bytes for all its workers.
+    A worker has ``cache_fraction`` of its state in memory, and ``rows_in_flight`` rows of ``row_bytes``. A host has
+    ``cores_per_host`` and, if known, ``memory_per_host`` bytes for all its workers.
     """
 
     rows_per_second: float
     rows_per_worker: float
     state_bytes: float
-    cores_per_box: int = 4
+    cores_per_host: int = 4
     cache_fraction: float = 0.1
     rows_in_flight: float = 0.0
     row_bytes: float = 100.0
-    memory_per_box: float | None = None
+    memory_per_host: float | None = None
     num_standbys: int = 0
     changed_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity for a load. ``bound_by`` determines the number of machines: cores or memory.
+    """The capacity for a load. ``bound_by`` determines the number of hosts: cores or memory.
 
     ``disk_bytes`` and ``written_bytes_per_second`` are totals of the cluster, including standbys.
     """
@@ -54,16 +54,16 @@ class Capacity:
     total_workers: int
     state_per_worker: float
     memory_per_worker: float
-    num_boxes: int
-    workers_per_box: int
+    num_hosts: int
+    workers_per_host: int
     bound_by: str
     disk_bytes: float
     written_bytes_per_second: float
 
 
 def compute_capacity(need: Need) -> Capacity:
-    """Return the workers, machines, memory and disk that a load needs. Raises ``ConfigError`` for invalid figures, and
-    if a worker does not fit on a machine.
+    """Return the workers, hosts, memory and disk that a load needs. Raises ``ConfigError`` for invalid figures, and
+    if a worker does not fit on a host.
 
     >>> compute_capacity(Need(rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9)).total_workers
     12
@@ -73,36 +73,36 @@ def compute_capacity(need: Need) -> Capacity:
     workers = max(1, math.ceil(need.rows_per_second / need.rows_per_worker))
     state = need.state_bytes / workers
     memory = state * need.cache_fraction + need.rows_in_flight * need.row_bytes
-    by_cores = math.ceil(workers / need.cores_per_box)
-    by_memory = _count_boxes_by_memory(need, workers, memory)
-    boxes = max(by_cores, by_memory)
+    by_cores = math.ceil(workers / need.cores_per_host)
+    by_memory = _count_hosts_by_memory(need, workers, memory)
+    hosts = max(by_cores, by_memory)
     copies = 1 + need.num_standbys
     return Capacity(
         workers,
         state,
         memory,
-        boxes,
-        math.ceil(workers / boxes),
+        hosts,
+        math.ceil(workers / hosts),
         "memory" if by_memory > by_cores else "cores",
         need.state_bytes * copies,
         need.changed_bytes_per_second * copies,
     )
 
 
-def _count_boxes_by_memory(need: Need, workers: int, memory: float) -> int:
-    """Return how many machines have the memory for the workers, each of ``memory`` bytes; 0 if the memory of a machine
-    is unknown. Raises ``ConfigError`` if a machine cannot hold one worker.
+def _count_hosts_by_memory(need: Need, workers: int, memory: float) -> int:
+    """Return how many hosts have the memory for the workers, each of ``memory`` bytes; 0 if the memory of a host
+    is unknown. Raises ``ConfigError`` if a host cannot hold one worker.
     """
-    if need.memory_per_box is None:
+    if need.memory_per_host is None:
         return 0
-    if workers * memory <= need.memory_per_box:
+    if workers * memory <= need.memory_per_host:
         return 1
-    workers_per_box = math.floor(need.memory_per_box / memory)
-    if workers_per_box < 1:
+    workers_per_host = math.floor(need.memory_per_host / memory)
+    if workers_per_host < 1:
         raise ConfigError(
-            f"A worker needs {memory:.0f} bytes of memory, but a machine has {need.memory_per_box:.0f}.",
-            remedy="Use larger machines, or more workers.",
+            f"A worker needs {memory:.0f} bytes of memory, but a host has {need.memory_per_host:.0f}.",
+            remedy="Use larger hosts, or more workers.",
             where="--memory-bytes",
             id="RIFFLE-0252",
         )
-    return math.ceil(workers / workers_per_box)
+    return math.ceil(workers / workers_per_host)

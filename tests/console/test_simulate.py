@@ -103,7 +103,7 @@ def test_capacity_prints_text_or_json_and_warns_of_few_key_groups() -> None:
     """`riffle capacity` prints text or JSON, and warns if there are too few key-groups for the workers."""
     arguments = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
     capacity = json.loads(_run(*arguments, "--json").stdout)
-    assert (capacity["total_workers"], capacity["num_boxes"]) == (112, 28)
+    assert (capacity["total_workers"], capacity["num_hosts"]) == (112, 28)
     text = _run(*arguments).output
     assert re.search(r"^Workers \(slots\) +112$", text, re.MULTILINE)
     assert re.search(r"^Hosts +28, limited by cores$", text, re.MULTILINE)

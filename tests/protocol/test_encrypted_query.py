@@ -213,7 +213,7 @@ def test_riffle_verify_decrypts_parts_with_the_keys(tmp_path: Path) -> None:
         return result.exit_code, result.output
 
     code, text = verify()
-    assert (code, text.splitlines()[-1].rpartition("; ")[2]) == (0, "whole"), text
+    assert (code, text.endswith(" No problems found.\n")) == (0, True), text
     query.give("b")
     code, text = verify()
     assert code == 3

@@ -15,7 +15,7 @@ NEED = Need(
     rows_per_second=100_000,
     rows_per_worker=9_000,
     state_bytes=120e9,
-    cores_per_box=5,
+    cores_per_host=5,
     cache_fraction=0.2,
     rows_in_flight=10_000,
     row_bytes=500,
@@ -29,7 +29,7 @@ def test_the_capacity_formula_equals_a_calculation_by_hand() -> None:
     writes include the standbys.
     """
     capacity = compute_capacity(NEED)
-    assert (capacity.total_workers, capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (
+    assert (capacity.total_workers, capacity.num_hosts, capacity.workers_per_host, capacity.bound_by) == (
         12,
         3,
         4,
@@ -42,14 +42,14 @@ def test_the_capacity_formula_equals_a_calculation_by_hand() -> None:
 
 def test_memory_may_require_more_machines_than_cores() -> None:
     """If a machine has memory for only two workers, twelve workers need six machines instead of three."""
-    capacity = compute_capacity(replace(NEED, memory_per_box=5e9))
-    assert (capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (6, 2, "memory")
+    capacity = compute_capacity(replace(NEED, memory_per_host=5e9))
+    assert (capacity.num_hosts, capacity.workers_per_host, capacity.bound_by) == (6, 2, "memory")
 
 
 def test_a_worker_larger_than_a_machine_is_refused() -> None:
     """A worker that needs more memory than a machine has is refused, with both figures."""
     with pytest.raises(ConfigError, match="RIFFLE-0252"):
-        compute_capacity(replace(NEED, memory_per_box=1e9))
+        compute_capacity(replace(NEED, memory_per_host=1e9))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_worker_larger_than_a_machine_is_refused() -> None:
         ("state_bytes", -5, "--state-bytes"),
         ("cache_fraction", -1, "--cache-fraction"),
         ("row_bytes", -1, "--row-bytes"),
-        ("cores_per_box", 0, "--cores"),
-        ("memory_per_box", 0, "--memory-bytes"),
+        ("cores_per_host", 0, "--cores"),
+        ("memory_per_host", 0, "--memory-bytes"),
     ],
 )
 def test_an_invalid_figure_is_refused_with_its_option_name(figure: str, value: float, option: str) -> None:
@@ -83,16 +83,16 @@ def test_an_invalid_figure_is_refused_with_its_option_name(figure: str, value: f
         st.floats(0, 1e12),
         st.integers(1, 64),
         st.floats(0, 0.001),
-        memory_per_box=st.none() | st.floats(2e9, 1e12),
+        memory_per_host=st.none() | st.floats(2e9, 1e12),
     )
 )
 def test_property_the_number_of_machines_is_sufficient_and_minimal(need: Need) -> None:
     """Workers take in all rows, each has a core and enough memory, and one machine fewer is not enough."""
     capacity = compute_capacity(need)
     assert capacity.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)
-    assert capacity.num_boxes * capacity.workers_per_box >= capacity.total_workers
-    assert capacity.workers_per_box <= need.cores_per_box
-    if need.memory_per_box is not None:
-        assert capacity.workers_per_box * capacity.memory_per_worker <= need.memory_per_box * (1 + 1e-9)
+    assert capacity.num_hosts * capacity.workers_per_host >= capacity.total_workers
+    assert capacity.workers_per_host <= need.cores_per_host
+    if need.memory_per_host is not None:
+        assert capacity.workers_per_host * capacity.memory_per_worker <= need.memory_per_host * (1 + 1e-9)
     if capacity.bound_by == "cores":
-        assert (capacity.num_boxes - 1) * need.cores_per_box < capacity.total_workers
+        assert (capacity.num_hosts - 1) * need.cores_per_host < capacity.total_workers

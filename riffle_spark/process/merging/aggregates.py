@@ -136,7 +136,10 @@ def mean(column: str) -> Accumulator:
 
 
 def first(column: str, ignore_nulls: bool = False) -> Accumulator:
-    """Keep the value of each key's first row, by the order columns of the operator.
+    """Keep the value of each key's first row, by ``order_by`` of the operator.
+
+    Without ``order_by`` the rows of a batch have no order, as in Spark's ``first``. So any row of the key's first batch
+    may be the first, and a repeated batch may keep another one.
 
     Args:
         column: the input column, of any type.
@@ -152,7 +155,10 @@ def first(column: str, ignore_nulls: bool = False) -> Accumulator:
 
 
 def last(column: str, ignore_nulls: bool = False) -> Accumulator:
-    """Keep the value of each key's last row, by the order columns of the operator.
+    """Keep the value of each key's last row, by ``order_by`` of the operator.
+
+    Without ``order_by`` the rows of a batch have no order, as in Spark's ``last``. So any row of the key's newest batch
+    may be the last, and a repeated batch may keep another one.
 
     Args:
         column: the input column, of any type.

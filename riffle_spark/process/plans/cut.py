@@ -40,6 +40,10 @@ _EVENT_TIME: Final = "UpdateEventTimeWatermarkColumn"
 _MARK: Final = re.compile(re.escape(_WRAPPED) + r" \[mark (\d+) of (.*)\]\Z", re.DOTALL)
 _LATEST: Final = re.compile(re.escape(_CHANGES) + r" \[latest (.*)\]\Z", re.DOTALL)
 
+_SHOWN_MARK: Final = re.compile(r"'?Filter [^\n]*\[(RIFFLE-060[01])\][^\n]*")
+"""The line of a mark in the text of a plan, with the id of its error."""
+_MARKED_BY: Final = {"RIFFLE-0600": "riffle_spark.on", "RIFFLE-0601": "riffle_spark.latest"}
+
 STATEFUL: Final = {
     "Aggregate": "aggregate",
     "Deduplicate": "distinct",
@@ -332,6 +336,15 @@ def is_table(node: PlanNode) -> bool:
 def find_marks(plan: PlanNode) -> tuple[Mark, ...]:
     """Return the marks in a plan, each once."""
     return tuple(dict.fromkeys(mark for node in walk(plan) if (mark := _read_mark(node)) is not None))
+
+
+def hide_marks(text: str) -> str:
+    """Return an error text of Spark with the function that made each mark instead of the mark's filter.
+
+    >>> hide_marks("Cannot resolve x.\\n+- Filter isnull(raise_error([RIFFLE-0600] ...))\\n   +- Relation")
+    'Cannot resolve x.\\n+- riffle_spark.on\\n   +- Relation'
+    """
+    return _SHOWN_MARK.sub(lambda match: _MARKED_BY[match[1]], text)
 
 
 def _read_mark(node: PlanNode) -> Mark | None:

@@ -72,7 +72,7 @@ def spark_schema(schema: pa.Schema) -> T.StructType:
 def _spark_field(field: pa.Field) -> T.StructField:
     """Return the Spark field of an Arrow field. Raise ``ConfigError`` for a type that Spark lacks."""
     try:
-        return from_arrow_schema(pa.schema([field])).fields[0]
+        return from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True).fields[0]
     except PySparkTypeError as refused:
         raise ConfigError(
             f"Column {field.name!r} has type {field.type}, which Spark does not have.",

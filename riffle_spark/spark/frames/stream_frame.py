@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pyspark
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.cut import hide_marks
 from riffle_spark.settings import Settings
 from riffle_spark.spark.arguments import check_settings
 from riffle_spark.spark.compat import ClassicFrame
@@ -163,9 +165,21 @@ def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        return _wrap(method(self, *positional, **named))
+        try:
+            return _wrap(method(self, *positional, **named))
+        except AnalysisException as error:
+            _hide_marks_in(error)
+            raise
 
     return call
+
+
+def _hide_marks_in(error: AnalysisException) -> None:
+    """Replace the marks in the plan that Spark shows in an error. A mark has the text of another error."""
+    for name in ("_desc", "desc"):  # private: PySpark 4 and 3.5 keep the text that str() returns there
+        text = getattr(error, name, None)
+        if isinstance(text, str):
+            setattr(error, name, hide_marks(text))
 
 
 def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., object]:

@@ -153,7 +153,8 @@ def import_checkpoint(
             commit_first_version(log, written, draft)
             _register(home, list(written.schemas))
         steps += [f"store {store!r}: {count} rows" for store, count in written.row_counts.items()]
-    return Plan(tuple(steps), execute, version, offsets)
+    next_step = f"Start the wrapped query with checkpointLocation {target.shown}."
+    return Plan(tuple(steps), execute, version, offsets, next_step)
 
 
 def _read_query(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
-from typing import Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 
 import pyarrow as pa
 import xxhash
@@ -36,6 +36,8 @@ _FULL_DISTANCE_MAX = 1 << 10
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state", "savepoint"]
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised", "purged")
+FORK_OF: Final = "fork of "
+"""The start of the ``query_id`` of a fork's first record."""
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
 _MAPS = (
     "entries",
@@ -165,6 +167,11 @@ class Record:
     def delivery_rollbacks(self) -> int:
         """The ``rollbacks`` in the batch's delivery id: the number when the batch ran."""
         return self.rollbacks if self.delivers_as is None else self.delivers_as
+
+    @property
+    def is_unbound(self) -> bool:
+        """Whether the state belongs to no query: that of a fork or of a loaded export, before `riffle adopt`."""
+        return not self.query_id or self.query_id.startswith(FORK_OF)
 
 
 _DEFAULTS: Mapping[str, object] = {

@@ -110,9 +110,13 @@ def test_every_public_method_of_spark_is_overridden() -> None:
 
 
 def test_an_unknown_column_raises_sparks_error_in_its_line(events: DataFrame) -> None:
-    """An unknown column raises Spark's error in the line that uses it."""
-    with pytest.raises(AnalysisException, match=r"UNRESOLVED_COLUMN.*pagge"):
+    """An unknown column raises Spark's error in the line that uses it. The plan in its text shows ``riffle_spark.on``
+    instead of the text of another error.
+    """
+    with pytest.raises(AnalysisException, match=r"UNRESOLVED_COLUMN.*pagge") as raised:
         events.groupBy("page").count().where("pagge = 'a'")
+    assert "RIFFLE-0600" not in str(raised.value)
+    assert "riffle_spark.on\n" in str(raised.value)
 
 
 def test_lists_of_frames_are_wrapped(events: DataFrame) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.plans import rules
-from tests.kit.queries.played_query import QUICK
+from tests.kit.queries.played_query import QUICK, configured
 from tests.kit.queries.type_columns import COLLATED, KEPT, REFUSED, RefusedColumn, TypeColumn, exploded, vector_of
 from tests.kit.queries.typed_functions import ANSWER, STATE, STATE_CELLS, gives_back, keeps_types
 from tests.kit.queries.typed_play import Build, add_file, check_cells, play, stream, typed, wrapped
@@ -345,3 +345,17 @@ def test_a_type_for_values_only_is_refused_as_key_and_order(
     writer = frame.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(tmp_path / "c"))
     with pytest.raises(ConfigError, match=words):
         writer.start()
+
+
+LOCAL_TIME = TypeColumn("local_time", "timestamp_ntz", ("'2026-03-29 02:30:00'", "'1883-11-18 12:00:00'"))
+
+
+@pytest.mark.parametrize("position", ["beside dropDuplicates", "in aggregate functions", "as keys of an aggregate"])
+@pytest.mark.sample("as keys of an aggregate")
+def test_a_timestamp_ntz_ignores_the_zone_of_the_session(position: str, spark: SparkSession, tmp_path: Path) -> None:
+    """A ``timestamp_ntz`` has Spark's value in a session whose time zone is not UTC."""
+    query, mode, _ = POSITIONS[position]
+    with configured(spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        expected = play(spark, query([LOCAL_TIME]), tmp_path / "spark", mode, is_wrapped=False, files=2)
+        results = play(spark, query([LOCAL_TIME]), tmp_path / "riffle", mode, is_wrapped=True, files=2)
+    check_cells(results, expected)
