@@ -135,6 +135,8 @@ def test_all_forms_of_values_by_tag_give_the_same_values(value: object) -> None:
         ("forced_awareness", 7),
         ("store_groups", "models=heavy/1"),
         ("assignor", 7),
+        ("rack_aware_assignment_tags", 7),
+        ("rack_aware_assignment_tags", ["zone", 7]),
         ("root_file_mode", "0755"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from pathlib import Path
 
@@ -120,3 +121,9 @@ def test_the_installed_pyspark_is_found() -> None:
     assert spark.version == pyspark.__version__
     assert spark.minimums is not None
     assert set(spark.minimums) == {"pandas", "pyarrow", "numpy"} or spark.line == (3, 5)
+
+
+def test_without_pyspark_no_spark_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PySpark no Spark is found, also if SPARK_HOME is set."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert find_spark({"SPARK_HOME": "/opt/spark"}) is None

@@ -8,12 +8,13 @@ smooth:
    made together.
 2. Running warm-ups with an unchanged target continue. Then new warm-ups start, the most levelling first.
 3. An exchange longer than ``max_warmup_replicas`` starts only if the copies that are ready first can be kept as
-   standbys. Otherwise its tasks stay, because it could never be completed.
+   standbys. Otherwise only its requested moves (pins, drains and filters) are made, because it could never be
+   completed.
 4. A target that is less level than the present is not approached.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -67,10 +68,18 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     warm, stuck = _choose_tasks_to_warm(loads, ready, pending, settings, kept_copies)
     reached = list(target)
     if stuck and not made_moves:
-        for move in (*ready, *pending):
-            reached[move.task] = owners[move.task]
+        moves = (*ready, *pending)
+        requested = {move for move in moves if settings.moves_at_once != 0 and loads.is_requested(move)}
+        owners = _replace_by_task(owners, {move.task: move.taker for move in requested.intersection(ready)})
+        reached = _replace_by_task(reached, {move.task: owners[move.task] for move in moves if move not in requested})
+        warm = sorted(move.task for move in requested.difference(ready))[: settings.max_warmup_replicas]
         ready = []
     return OwnerPlan(owners, reached, warm, frozenset(forced), frozenset(move.task for move in ready))
+
+
+def _replace_by_task(members: Sequence[int], changes: Mapping[int, int]) -> list[int]:
+    """Return ``members``, one for each task, with those of the tasks in ``changes`` replaced."""
+    return [changes.get(t, member) for t, member in enumerate(members)]
 
 
 def _is_not_only_balance(board: Board, settings: AssignSettings) -> bool:

@@ -163,12 +163,13 @@ def _solve_by_flow(
 ) -> list[int]:
     """Return the owner of each task by the min-cost flow.
 
-    The flow gives tasks to single members first, then to zones of alike members.
+    The flow gives tasks to single members first, then to zones of alike members. Tasks pinned to members that may own
+    no other tasks are not in the flow.
     """
     zones = member_zones(board) if rows.costs or board.quarantined else rack_zones(board)
     classes = _group_by_cost(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
     flow = solve(Network([task_class for task_class, _ in classes], zones.zone_of, bounds))
-    target = [NOBODY] * len(board.tasks)
+    target = [pin if zones.zone_of[pin] == NOBODY else NOBODY for pin in board.pins]
     tasks_by_zone: dict[tuple[int, int], list[int]] = defaultdict(list)
     for c, (task_class, tasks) in enumerate(classes):
         unplaced_tasks = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in task_class.direct})
@@ -256,17 +257,20 @@ def _group_by_cost(
     alike: dict[TaskClass, list[int]] = defaultdict(list)
     zone_of = costs.zones.zone_of
     for t, free in enumerate(free_sets):
+        pinned = board.pins[t] != NOBODY
+        if pinned and zone_of[board.pins[t]] == NOBODY:
+            continue
         stays = costs.costs_by_zone(t)
         # Tasks that were just taken over cost slightly more, so that they do not move twice.
         extra = 2 if free is None else costs.stay + 2 + (board.incumbents[t] == NOBODY)
         costs_of_move = tuple(None if cost is None else cost + extra for cost in stays)
         direct = {m: stays[zone_of[m]] or 0 for m in free or () if zone_of[m] >= 0}
-        for m in _caught_up_members(board, t):
+        for m in () if pinned else _caught_up_members(board, t):
             cost = costs_of_move[zone_of[m]] if m not in direct and zone_of[m] >= 0 else None
             if cost is not None:
                 direct[m] = cost - 1
         edges = tuple((zone, cost, 1) for zone, cost in enumerate(costs_of_move) if cost is not None)
-        if board.pins[t] != NOBODY and direct:
+        if pinned:
             edges = ()
         row = rows.row_of[t] if bounds.by_row else 0
         alike[TaskClass(row, edges, tuple(sorted(direct.items())))].append(t)

@@ -119,8 +119,7 @@ class Otlp:
 
     def _send_spans(self) -> list[str]:
         """Send the waiting spans and drop them. Return a text if that failed."""
-        if self._traces is None:
-            return []
+        assert self._traces is not None, "spans are collected only for traces"
         spans = list(self._spans)
         self._spans.clear()
         with _captured_logs() as lines:

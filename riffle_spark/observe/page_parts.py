@@ -57,10 +57,8 @@ def percent_part(share: float | None) -> Markup:
     return join_parts(bar, element("data", show_percent(share), value=share))
 
 
-def time_part(time_ms: int | None, day_of_ms: int | None = None) -> Markup:
+def time_part(time_ms: int, day_of_ms: int | None = None) -> Markup:
     """Return a time in UTC, without its date on the day of ``day_of_ms``. The element ``data`` has the milliseconds."""
-    if time_ms is None:
-        return NOTHING
     shown = show_time(time_ms)
     is_same_day = day_of_ms is not None and time_ms // _DAY_MS == day_of_ms // _DAY_MS
     clock = shown.split(" ")[1] if is_same_day else shown.removesuffix(" UTC")

@@ -52,7 +52,7 @@ def summary_section(status: Status) -> Markup:
             "watermark",
             "Watermark delay",
             duration_part(delay),
-            "" if delay is None else time_part(facts.watermark_ms, facts.time_ms),
+            time_part(facts.watermark_ms, facts.time_ms) if facts.watermark_ms else "",
         ),
         _members_figure(status),
         _figure(

@@ -24,10 +24,11 @@ def show_rows(rows: int, *, is_exact: bool) -> str:
 def show_bytes(size: int) -> str:
     """Return a size in binary units with three digits: ``1.25 GiB``."""
     shown = float(size)
-    for unit in _BYTE_UNITS:
-        if abs(shown) < 1000 or unit == _BYTE_UNITS[-1]:
-            break
+    power = 0
+    while abs(shown) >= 1000 and power < len(_BYTE_UNITS) - 1:
         shown /= 1024
+        power += 1
+    unit = _BYTE_UNITS[power]
     return f"{size} B" if unit == "B" else f"{shown:.{max(0, 3 - len(str(int(abs(shown)))))}f} {unit}"
 
 
@@ -41,16 +42,11 @@ def show_duration(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
-    for large, large_name, small, small_name in _PERIODS:
-        count = round(seconds / small)
-        if count * small >= large:
-            large_count, small_count = divmod(count, large // small)
-            return (
-                f"{large_count} {large_name} {small_count} {small_name}"
-                if small_count
-                else f"{large_count} {large_name}"
-            )
-    raise AssertionError(seconds)
+    large, large_name, small, small_name = next(
+        period for period in _PERIODS if round(seconds / period[2]) * period[2] >= period[0]
+    )
+    large_count, small_count = divmod(round(seconds / small), large // small)
+    return f"{large_count} {large_name} {small_count} {small_name}" if small_count else f"{large_count} {large_name}"
 
 
 def show_percent(share: float) -> str:

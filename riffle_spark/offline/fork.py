@@ -27,7 +27,8 @@ from riffle_spark.observe.units import show_bytes
 from riffle_spark.offline.command_errors import machine_clocks
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.offline.rollback_targets import find_target
-from riffle_spark.offline.savepoints import object_sizes, open_running_log
+from riffle_spark.offline.running_log import open_running_log
+from riffle_spark.offline.savepoints import object_sizes
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice, tee, zip_longest
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keygroups import key_groups
@@ -163,14 +164,9 @@ def read_savepoints(root: str, options: StoreOptions | None = None) -> tuple[Rec
 
 
 def _with_previous(records: Iterable[Record]) -> Iterator[tuple[Record, Record | None]]:
-    """Yield each of these records, the newest first, with the next older one; ``None`` for the last."""
-    record: Record | None = None
-    for previous in records:
-        if record is not None:
-            yield record, previous
-        record = previous
-    if record is not None:
-        yield record, None
+    """Return each of these records, the newest first, with the next older one; ``None`` for the last."""
+    newer, older = tee(records)
+    return zip_longest(newer, islice(older, 1, None))
 
 
 def _sequence_before(record: Record) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.observe.rates import Rates, rates_of
-from riffle_spark.observe.status import ENDED, Status, decode
+from riffle_spark.observe.status import Status, decode
 from riffle_spark.observe.units import show_duration, show_time
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts
@@ -71,13 +71,6 @@ class RootStatus:
         return None if self.status is None else (self.now_ms - self.facts.time_ms) / 1000
 
     @property
-    def is_late(self) -> bool:
-        """Whether a driver that still runs would have written its status again."""
-        if self.status is None or self.status_age is None or self.status.state in ENDED:
-            return False
-        return self.status_age > self.status.interval_seconds + _LATE_SECONDS
-
-    @property
     def skew_seconds(self) -> float:
         """The seconds by which the newest time that the driver wrote is in the future."""
         newest_ms = max(self.facts.time_ms, self.commit_ms or 0)
@@ -112,7 +105,7 @@ class RootStatus:
             return self.status.state
         if self.skew_seconds > _SKEW_SECONDS:
             return "skewed"
-        if self.is_late:
+        if self.now_ms - self.facts.time_ms > 1000 * (self.status.interval_seconds + _LATE_SECONDS):
             return "silent"
         if self.status.state == "paused":
             return "paused"

@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from riffle_spark.errors import ConfigError, CorruptStateError, UnavailableError
-from riffle_spark.offline.command_errors import machine_clocks, translated_errors
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.offline.command_errors import translated_errors
 from riffle_spark.offline.rollback_targets import find_target, parse_target, read_intact
 from riffle_spark.offline.root_status import read_status
+from riffle_spark.offline.running_log import open_running_log
 from riffle_spark.offline.steering import OF_DRIVERS, user_name
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint, find_savepoint
@@ -35,10 +35,7 @@ from riffle_spark.state.log.savepoints import (
 )
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.state.objects.store import ObjectStore
 
-_OPEN_TRIES = 5
-_RETRY_SECONDS = 0.5
 _BLOCK = 32
 """Records read at once: a full record of many key-groups has megabytes."""
 
@@ -225,32 +222,6 @@ class Savepoints:
         for start in range(first, self.tail.sequence + 1, _BLOCK):
             block = read_intact(self._log, range(start, min(start + _BLOCK, self.tail.sequence + 1)))
             yield [block[sequence] for sequence in sorted(block)]
-
-
-def open_running_log(objects: ObjectStore, root: str) -> tuple[Log, Record]:
-    """Return the log of a query that may run, and its newest record. It is read again if the query commits at this
-    time.
-
-    Raises ``ConfigError`` if there is no log, ``UnavailableError`` if the query commits at each attempt.
-    """
-    for tries_left in range(_OPEN_TRIES - 1, -1, -1):
-        log = Log(objects, root, machine_clocks)
-        try:
-            tail = log.open()
-        except UnavailableError:
-            if not tries_left:
-                raise
-            time.sleep(_RETRY_SECONDS)
-            continue
-        if tail is not None:
-            return log, tail
-        break
-    raise ConfigError(
-        f"{root} holds no state.",
-        remedy="Name the root of a query that has run a batch.",
-        where=root,
-        id="RIFFLE-1583",
-    )
 
 
 def _measured(

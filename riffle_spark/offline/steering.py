@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from riffle_spark.errors import ConfigError, CorruptStateError, UnavailableError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.observe.units import show_duration
 from riffle_spark.offline.root_status import RootStatus, read_status
+from riffle_spark.offline.running_log import open_running_log
 from riffle_spark.protocol.batch.mailbox import (
     Answer,
     MailboxRequest,
@@ -18,7 +19,6 @@ from riffle_spark.protocol.batch.mailbox import (
     read_mailbox,
 )
 from riffle_spark.protocol.batch.stored_requests import StoredRequests, read_requests
-from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
@@ -26,7 +26,6 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
 _LOOK_SECONDS = 0.5
-_OPEN_TRIES = 5
 OF_DRIVERS = ("claim", "batch", "orders")
 """Kinds of records that drivers write."""
 
@@ -90,29 +89,7 @@ class Mailroom:
         self._options = options or StoreOptions()
         self.root = only_root(root, self._options)
         self._objects: ObjectStore = open_store(self.root, self._options)
-        self._tail = self._newest_record()
-
-    def _newest_record(self) -> Record:
-        """Read the newest record. Repeat the read if the query commits at the same time."""
-        for tries_left in range(_OPEN_TRIES - 1, -1, -1):
-            log = Log(self._objects, self.root)
-            try:
-                tail = log.open()
-            except UnavailableError:
-                if not tries_left:
-                    raise
-                time.sleep(_LOOK_SECONDS)
-                continue
-            if tail is not None:
-                self._log = log
-                return tail
-            break
-        raise ConfigError(
-            f"{self.root} has no log yet.",
-            remedy="Name the root of a query that has run a batch.",
-            where=self.root,
-            id="RIFFLE-1357",
-        )
+        self._log, self._tail = open_running_log(self._objects, self.root)
 
     @property
     def tail(self) -> Record:

@@ -469,6 +469,7 @@ def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]
     for store, key_group, part in _parts_of(verification, record, "rollback"):
         if isinstance(part, Link):
             needed_places |= {part.object, name_range(part)}
-        elif key_group is not None:
+        else:
+            assert key_group is not None, "only links of output have no key-group"
             needed_places.add(paths.snapshot_name(store, key_group, part.id))
     return needed_places.isdisjoint(damaged)

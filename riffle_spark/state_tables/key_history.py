@@ -52,8 +52,8 @@ def iterate_key_states(root: StateRoot, newest: StateTable, keys: RequestedKeys)
         if previous is not None and len(compare_rows(rows, previous[2]).changes):
             yield KeyState(previous[0].version, previous[0].written_ms, previous[2], is_oldest=False)
         previous = (record, entries, rows)
-    if previous is not None:
-        yield KeyState(previous[0].version, previous[0].written_ms, previous[2], is_oldest=True)
+    assert previous is not None, "a root that can be opened has a newest record"
+    yield KeyState(previous[0].version, previous[0].written_ms, previous[2], is_oldest=True)
 
 
 def _heads(entries: dict[int, Entry]) -> list[tuple[object, ...]]:

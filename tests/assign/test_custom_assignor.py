@@ -171,6 +171,8 @@ def test_a_custom_assignor_is_loaded_by_its_dotted_path() -> None:
     assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
     with pytest.raises(ConfigError, match="RIFFLE-0109"):
         assign(view("a:0"), replace(SETTINGS, assignor="no.such.thing"))
+    with pytest.raises(ConfigError, match="RIFFLE-0108"):
+        assign(view("a:0"), replace(SETTINGS, assignor="math.pi"))
 
 
 def clearing_assignor(before: View, _: AssignSettings) -> Assignment:

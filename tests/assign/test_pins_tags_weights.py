@@ -116,6 +116,20 @@ def test_tasks_move_only_if_weights_exceed_the_balance_band() -> None:
     assert max(work.values()) <= 1.2 * 60
 
 
+@pytest.mark.parametrize("strategy", ["min_cost", "balance_subtopology"])
+@pytest.mark.parametrize(("slots", "excluded"), [(1, ()), (0, ()), (1, (("id", "b"),))])
+def test_with_racks_a_pin_holds(slots: int, excluded: tuple[tuple[str, str], ...], strategy: Any) -> None:
+    """With racks, a task moves to its pin far from its data, even if that member is excluded or has no slots."""
+    before = view("a:0-3 b: c:4-7")
+    members = tuple(replace(each, rack="r2" if each.id == "b" else "r1") for each in before.members)
+    members = tuple(replace(each, slots=slots) if each.id == "b" else each for each in members)
+    tasks = tuple(replace(each, owner_traffic=Traffic(1, {"r1": 1})) for each in before.tasks)
+    pinned = replace(before, members=members, tasks=tasks, pins={task(0): "b"})
+    done = settled(pinned, replace(SETTINGS, rack_aware_assignment_strategy=strategy, exclude=excluded))
+    assert done.owners[task(0)] == "b"
+    assert {done.owners[task(n)] for n in range(1, 8)} >= {"a", "c"}
+
+
 @pytest.mark.parametrize("lost", [(0,), (3,), (0, 2), (1, 3)])
 def test_with_racks_tasks_of_lost_owners_move_last(lost: tuple[int, ...]) -> None:
     """If moves cost the same, the assignor moves tasks whose owner is alive. So no task moves twice."""
@@ -368,6 +382,8 @@ def test_tags_that_contradict_racks_are_a_warning() -> None:
     before = View((Member("a", rack="r1", tags={"zone": "z"}), Member("b", rack="r2")), (Task(task(0)),))
     settings = replace(SETTINGS, rack_aware_assignment_tags=("zone",))
     assert "RIFFLE-0786" in assign(before, settings).warnings[0]
+    agreeing = replace(settings, rack_aware_assignment_tags=("zone", "rack"))
+    assert not any("RIFFLE-0786" in warning for warning in assign(before, agreeing).warnings)
 
 
 def test_balance_respects_the_user_cost() -> None:
@@ -399,3 +415,15 @@ def test_check_reports_a_member_that_is_owner_and_standby_of_a_task() -> None:
     """A violation names a member that is the owner and a standby of one task."""
     done = Assignment({task(0): "a"}, standbys={task(0): ("a",)})
     assert find_violations(view("a:0"), done) == ("member a holds two copies of task g_0",)
+
+
+def test_check_reports_copies_that_cannot_be() -> None:
+    """Violations name copies of unknown and stateless tasks, and more warm-ups than the setting allows."""
+    before = view("a:0 b:1")
+    before = replace(before, tasks=(replace(before.tasks[0], kind="stateless"), before.tasks[1]))
+    done = Assignment(before.owners, standbys={task(0): ("b",), task(7): ("b",)}, warmups={task(1): ("a",)})
+    assert find_violations(before, done, replace(SETTINGS, max_warmup_replicas=0)) == (
+        "task g_0 is stateless and can have no standby",
+        "standby of unknown task g_7",
+        "1 warm-ups are more than max_warmup_replicas = 0",
+    )

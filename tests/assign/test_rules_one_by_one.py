@@ -97,6 +97,23 @@ def test_a_move_is_made_for_racks_if_it_saves_more_than_it_costs(non_overlap: in
     assert dict(done.target) == {task(0): "b" if exchanged else "a", task(1): "a" if exchanged else "b"}
 
 
+def test_the_sticky_assignor_follows_racks_with_a_rack_strategy() -> None:
+    """With a rack strategy, the sticky assignor exchanges owners that would read across racks."""
+    before = in_racks(view("a:0 b:1"), {task(0): "b", task(1): "a"}, "owner")
+    sticky = AssignSettings(assignor="sticky", rack_aware_assignment_non_overlap_cost=1)
+    assert assign(before, sticky).owners == before.owners
+    done = assign(before, replace(sticky, rack_aware_assignment_strategy="min_cost"))
+    assert dict(done.owners) == {task(0): "b", task(1): "a"}
+
+
+def test_a_pointer_of_a_member_that_has_left_is_ignored() -> None:
+    """A task whose snapshot pointer was on a member that has left is placed as if there were no pointer."""
+    before = view("a:0-3 b:4-5")
+    gone = replace(before, pointers={task(0): ("gone",), task(1): ("gone", "b")})
+    left = replace(before, pointers={task(1): ("b",)})
+    assert assign(gone, AssignSettings()).target == assign(left, AssignSettings()).target
+
+
 @pytest.mark.parametrize(("strategy", "kept"), [("none", "bca"), ("min_cost", "cab")])
 def test_standbys_follow_racks_only_with_a_rack_strategy(strategy: Any, kept: str) -> None:
     """Standbys move to the racks that their tasks read from only with a rack strategy."""

@@ -19,7 +19,8 @@ NUMBER = 7
 
 
 def by_length(keys):
-    return pa.table({"topic": ["events"] * len(keys), "partition": [len(key) % 3 for key in keys["k"].to_pylist()]})
+    columns = {"topic": ["events"] * len(keys), "partition": [len(key) % 3 for key in keys["k"].to_pylist()]}
+    return pa.RecordBatch.from_pydict(columns).to_struct_array()
 """
 
 
@@ -66,7 +67,7 @@ def test_the_dispatch_command_changes_state_only_with_execute(oracle: Oracle) ->
         ("routing_of_mine:NUMBER", "RIFFLE-0113"),
     ],
 )
-@pytest.mark.sample(step=2)
+@pytest.mark.sample(step=3)
 def test_a_name_that_is_not_a_function_is_refused(oracle: Oracle, path: str, error_id: str) -> None:
     """A name that is not a function is refused with the name, and exit code 2 says that nothing was changed."""
     Path("ends.py").write_text("import sys\n\nsys.exit(0)")

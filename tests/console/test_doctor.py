@@ -64,8 +64,9 @@ def test_an_s3_root_is_probed_with_the_querys_credentials(object_server: ObjectS
 
 
 def test_the_text_has_a_line_for_each_check_and_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The text has a line for each check and a line below it for the remedy."""
+    """The text has a line for each check and a line below it for the remedy. Without Spark, no connectors are asked."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     done = CliRunner().invoke(
         main, ["doctor", "--root", f"file://{tmp_path}/state", "--bootstrap-servers", "127.0.0.1:9"]
     )
@@ -74,6 +75,7 @@ def test_the_text_has_a_line_for_each_check_and_its_remedy(monkeypatch: pytest.M
     (java,) = [number for number, line in enumerate(lines) if line.startswith("error       java:")]
     assert "What to do: Install Java 17." in lines[java + 1]
     assert any(line.startswith("unreachable kafka:") for line in lines)
+    assert not any("connector" in line for line in lines)
 
 
 @pytest.mark.parametrize(

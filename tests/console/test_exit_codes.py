@@ -69,6 +69,9 @@ CALLED_WRONGLY = (
     ("policy", "s3://bucket/a", "--kms-key", "alias/a"),
     ("plan", "--add", "1"),
     ("capacity", "--rows-per-second", "9", "--rows-per-worker", "9"),
+    ("moves", "{}", "k", "--key-group", "0"),
+    ("savepoint", "create", "{}", "--name", "a", "--version", "newest"),
+    ("shadow", "--query", "a:b", "--folder", "/tmp/compared"),
 )
 
 

@@ -84,3 +84,11 @@ def test_the_error_for_an_invalid_scenario_names_the_file(tmp_path: Path) -> Non
     assert done.exit_code == 1
     assert "RIFFLE-0254" in done.output
     assert "x.json" in done.output
+
+
+def test_a_folder_without_scenarios_is_refused(tmp_path: Path) -> None:
+    """A folder without files of scenarios is refused with its path, instead of printing nothing."""
+    (tmp_path / "notes.txt").write_text("{}")
+    done = _run("--scenario", tmp_path)
+    assert (done.exit_code, str(tmp_path) in done.output) == (1, True)
+    assert "has no .json or .json.gz file" in done.output

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.keygroups import key_groups
-from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary
+from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary, encode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.root_status import read_status
-from riffle_spark.protocol.facts import DriverFacts, FailureFacts, PartitionLag
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts, GroupFacts, PartitionLag
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -202,7 +202,7 @@ def test_a_damaged_status_is_an_error_and_not_a_traceback(query: Elastic) -> Non
 
 def test_max_age_exits_with_0_for_a_live_query_and_1_otherwise(query: Elastic) -> None:
     """`--max-age` exits with 0 for a live query, 1 otherwise, and 2 for a wrong duration."""
-    for options in ((), ("--json",)):
+    for options in ((), ("--json",), ("--watch",)):
         assert run_command("status", query.home.root, "--max-age", "5m", *options).exit_code == 1
     write_status(query)
     assert run_command("status", query.home.root, "--max-age", "36500d").exit_code == 0
@@ -268,10 +268,24 @@ def test_where_names_the_owner_and_standbys_of_the_log(query: Elastic) -> None:
 
 def test_a_root_without_a_log_is_refused_by_every_command(tmp_path: Path) -> None:
     """Every command exits with 1 for a root without a log, and says so."""
-    for command in (("status",), ("log",), ("stores",), ("where", "k")):
-        done = run_command(command[0], f"file://{tmp_path}/none", *command[1:])
+    root = f"file://{tmp_path}/none"
+    of_store = ("--store", "totals")
+    for command in (
+        ("status", root),
+        ("log", root),
+        ("stores", root),
+        ("where", root, "k"),
+        ("moves", root),
+        ("savepoint", "list", root),
+        ("dispatch", root, "--to", "hashed"),
+        ("keys", root),
+        ("rollback", root, "--checkpoint", tmp_path, "--to", "1"),
+        ("state", "show", root, "k", *of_store),
+        ("state", "delete", root, "--key", "k", "--reason", "r", *of_store),
+    ):
+        done = run_command(*command)
         assert done.exit_code == 1, done.output
-        assert "holds no state" in done.output
+        assert f"{root} holds no state" in done.output, done.output
 
 
 def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
@@ -363,6 +377,7 @@ def test_where_takes_a_topic_and_partition_with_partition_dispatch(tmp_path: Pat
     log.append(replace(PLAIN, version=1, dispatch="partition", shards=shards, owners={"1": "m"}), Manifest())
     assert read_json("where", root, "orders:3")["key_group"] == 1
     assert read_json("where", root, "a:b:1")["key_group"] == 2
+    assert re.search(r"Key-group +1 \(orders:3\)\n", run_command("where", root, "orders:3").output)
     for key, id in (("orders", "RIFFLE-1316"), ("orders:9", "RIFFLE-0239")):
         done = run_command("where", root, key)
         assert (done.exit_code, id in done.output) == (1, True), done.output
@@ -379,6 +394,36 @@ def test_where_requires_a_store_if_the_keys_differ(tmp_path: Path) -> None:
     assert "RIFFLE-1314" in run_command("where", root, "7").output
     assert "Unknown store 'nme'" in run_command("where", root, "7", "--store", "nme").output
     assert read_json("where", root, "7", "--store", "name")["key_group"] == key_groups([pa.array(["7"])], 8)[0]
+
+
+def test_where_finds_the_group_of_a_store_in_the_status(tmp_path: Path) -> None:
+    """With several co-location groups `riffle where` needs a store, and the driver's status for its group."""
+    root = f"file://{tmp_path}/state"
+    log = Log(open_store(root), root)
+    log.open()
+    log.append(replace(PLAIN, version=1), Manifest())
+    assert "RIFFLE-1313" in run_command("where", root, "7").output, "no batch has run"
+    schema = PlainColumns("s", pa.schema([KEYS.field("id")]), pa.schema([("v", pa.int64())])).to_text()
+    owners = {"0": "m", "models/0": "n"}
+    log.append(replace(PLAIN, version=1, total=1, schemas={"s": schema, "t": schema}, owners=owners), Manifest())
+    for words in (("7",), ("7", "--store", "t")):
+        refused = run_command("where", root, *words)
+        assert (refused.exit_code, "RIFFLE-1312" in refused.output) == (1, True), refused.output
+    facts = DriverFacts(1_000, "q", groups=(GroupFacts("query", ("s",)), GroupFacts("models", ("t",))))
+    assert open_store(root).put_if_absent(paths.STATUS, encode(Status(facts)))
+    assert read_json("where", root, "7", "--store", "t")["group"] == "models"
+    assert read_json("where", root, "7", "--store", "s")["group"] == "query"
+
+
+def test_key_groups_beyond_the_last_one_have_no_place(tmp_path: Path) -> None:
+    """Owners and standbys of key-groups beyond the last one, as after a change of their number, are left out."""
+    root = f"file://{tmp_path}/state"
+    log = Log(open_store(root), root)
+    log.open()
+    standbys: dict[str, tuple[str, ...]] = {"0": ("n",), "5": ("n",)}
+    log.append(replace(PLAIN, version=1, total=2, owners={"0": "m", "5": "m"}, standbys=standbys), Manifest())
+    (group,) = read_json("status", root)["facts"]["groups"]
+    assert (len(group["owners"]), len(group["standbys"])) == (2, 2)
 
 
 @pytest.mark.cluster

@@ -45,6 +45,8 @@ def test_a_key_is_shown_at_the_newest_and_at_an_older_batch(query: World) -> Non
     old = run("show", root, "a", "--store", "totals", "--version", 0)
     assert (old["version"], old["rows"][0]["count"]) == (0, 1)
     assert run("show", root, "eve", "--store", "totals")["rows"] == []
+    missing = CliRunner().invoke(main, ["state", "show", root, "eve", "--store", "totals"])
+    assert missing.output == "No state of this key in batch 2.\n"
     shown = CliRunner().invoke(main, ["state", "show", root, "a", "--store", "totals"]).output
     assert "count" in shown
     assert "RIFFLE-1550" in run("show", root, "a", code=1)

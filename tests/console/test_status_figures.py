@@ -147,10 +147,10 @@ def test_all_outputs_agree_on_members_and_operator_requests(query: Elastic, tmp_
     query.driver.operations.drain(query.member("2"))
     query.settle()
     query.clock.advance(30)
-    facts = replace(query.driver.facts(), paused_since_ms=1_000)
+    facts = replace(query.driver.facts(), paused_since_ms=1_000, slot_limit=1)
     _check_state_of_members(query, facts)
     assert (facts.drained, facts.pins, facts.disk_limit) == ((query.member("2"),), {"4": query.member("1")}, 0.7)
-    used = replace(facts.members[0], disk_used=0.42)
+    used = replace(facts.members[0], disk_used=0.42, warmups=1, warmup_bytes=3 << 30, warmup_seconds=90.0)
     facts = replace(facts, time_ms=read_status(query.home.root).now_ms, members=(used, *facts.members[1:]))
     query.memory.delete([paths.STATUS])
     assert query.memory.put_if_absent(paths.STATUS, encode(Status(facts, "paused", settings={"num_standbys": "1"})))
@@ -168,9 +168,22 @@ def test_all_outputs_agree_on_members_and_operator_requests(query: Elastic, tmp_
     html = page.read_text("utf-8")
     largest = max(facts.members, key=lambda member: member.state_bytes or 0)
     assert largest.state_bytes
-    for part in (show_bytes(largest.state_bytes), "42% of 70%", "Paused", "4 to m", "num_standbys"):
+    for part in (
+        show_bytes(largest.state_bytes),
+        "42% of 70%",
+        "3.00 GiB, 1 min 30 s",
+        "Paused",
+        "4 to m",
+        "num_standbys",
+    ):
         assert part in text
-    for part in (f'value="{largest.state_bytes}"', "Disk of 70%", "key-group 4 pinned", "drained", "num_standbys"):
+    for part in (
+        f'value="{largest.state_bytes}"',
+        "Disk of 70%",
+        "key-group 4 pinned",
+        "drained",
+        "per executor at most",
+    ):
         assert part in html
 
 

@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import COMMANDS, main
+from riffle_spark.console.steering import _end_of_drain
+from riffle_spark.observe.status import Status, encode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline import steering
-from riffle_spark.protocol.batch.mailbox import read_mailbox
-from riffle_spark.state.log.paths import MAILBOX
+from riffle_spark.offline.steering import DrainProgress
+from riffle_spark.protocol.batch.mailbox import MailboxRequest, read_mailbox
+from riffle_spark.protocol.facts import FailureFacts
+from riffle_spark.state.log.paths import MAILBOX, STATUS
 from riffle_spark.state.objects.open import open_store
 from tests.kit.simulated.world import World, one
 
@@ -124,6 +129,58 @@ def test_a_drain_that_is_not_finished_in_time_exits_with_4(query: World, root: s
     assert (late.exit_code, "1 has 2 key-groups, 1 standby\n" in late.stdout) == (4, True), late
 
 
+def test_a_running_query_creates_and_deletes_savepoints_itself(query: World, root: str) -> None:
+    """The savepoint commands send a request to a running query, and print its answer."""
+    write_running_status(query)
+    with resting(query):
+        created = run("savepoint", "create", root, "--name", "a", "--version", "0")
+        newest = run("savepoint", "create", root, "--name", "b", "--json")
+        unknown = run("savepoint", "delete", root, "c")
+        deleted = run("savepoint", "delete", root, "b")
+    assert (created.exit_code, "applied" in created.output) == (0, True), created
+    assert (newest.exit_code, json.loads(newest.output)["arguments"]) == (0, {"name": "b"}), newest
+    assert (unknown.exit_code, "RIFFLE-1571" in unknown.output) == (1, True), unknown
+    assert (deleted.exit_code, "applied" in deleted.output) == (0, True), deleted
+    listed = json.loads(run("savepoint", "list", root, "--json").output)["savepoints"]
+    assert [(each["name"], each["version"], each["objects"] > 0) for each in listed] == [("a", 0, True)]
+    assert query.driver.settings.control == "on", "the driver still runs"
+
+
+def write_running_status(query: World) -> None:
+    """Write the status of the running driver."""
+    query.memory.delete([STATUS])
+    assert query.memory.put_if_absent(STATUS, encode(Status(query.driver.facts(), "idle")))
+
+
+@pytest.mark.parametrize(
+    ("progress", "code", "text"),
+    [
+        (None, 4, "Nothing is known about 1 since the answer"),
+        (DrainProgress(2, 0, 0, is_drained=False), 1, "Another request has ended the drain of member 1."),
+        (DrainProgress(2, 0, 0, stopped="The query stopped 5 s ago."), 5, "The drain continues when it runs."),
+        (DrainProgress(2, 0, 0), 4, "Member 1 is not empty yet. The drain continues."),
+        (DrainProgress(0, 0, 0), 0, "Member 1 is empty. Its executor can be stopped."),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_end_of_an_awaited_drain_has_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str], progress: DrainProgress | None, code: int, text: str, as_json: bool
+) -> None:
+    """A drain that a command waited for ends with a text and an exit code for each outcome."""
+    request = MailboxRequest(1, "id", "drain", {"member": "1"}, "ann", "laptop", 1, 2)
+    listed = steering.ListedRequest(request, "applied")
+    with click.Context(main), pytest.raises(click.exceptions.Exit) as ended:
+        _end_of_drain(listed, progress, as_json=as_json)
+    assert ended.value.exit_code == code
+    shown = capsys.readouterr().out
+    if as_json:
+        answer = json.loads(shown)
+        assert (answer["is_empty"], answer.get("owned")) == (code == 0, None if progress is None else progress.owned)
+        assert text in answer["warning"] if code else not answer["warning"]
+    else:
+        assert text in shown
+
+
 def test_a_command_stops_waiting_if_another_operator_ends_the_drain(query: World, root: str) -> None:
     """A command that waits for a drain stops waiting if another operator ends the drain."""
     exporter = status_exporter(query)
@@ -138,6 +195,11 @@ def test_a_command_stops_waiting_if_another_operator_ends_the_drain(query: World
     progress = mailroom.drain_progress(drained)
     assert progress is not None
     assert (progress.is_drained, progress.is_empty) == (False, False)
+    query.memory.delete([STATUS])
+    assert query.memory.put_if_absent(STATUS, encode(Status(replace(facts, members=()), "idle")))
+    left = mailroom.drain_progress(drained)
+    assert left is not None
+    assert left.is_empty, "the member has left the query"
 
 
 def test_a_command_warns_at_once_of_a_stopped_or_silent_query(query: World, root: str) -> None:
@@ -157,6 +219,14 @@ def test_a_command_warns_at_once_of_a_stopped_or_silent_query(query: World, root
     states = [each["state"] for each in json.loads(run("requests", root, "--json").stdout)["requests"]]
     assert states == ["refused", "superseded", "applied", "applied"]
     assert run("resume", root).exit_code == 0, "a driver has started since the status"
+
+
+def test_a_command_warns_of_a_failed_query_with_its_error(query: World, root: str) -> None:
+    """If the query has failed, the command exits with 5 and names the error."""
+    facts = replace(query.driver.facts(), failure=FailureFacts("UserFunctionError", "RIFFLE-0500", 1_000))
+    assert query.memory.put_if_absent(STATUS, encode(Status(facts, "failed")))
+    failed = run("pause", root, "--wait", "10 min")
+    assert (failed.exit_code, "UserFunctionError (RIFFLE-0500)" in failed.stderr) == (5, True), failed
 
 
 def test_a_refused_request_exits_with_1_and_the_errors_id(query: World, root: str) -> None:
@@ -212,7 +282,7 @@ def test_wrong_arguments_are_usage_errors(query: World, root: str, arguments: li
 def test_a_query_that_does_not_read_requests_is_refused_at_once(tmp_path: Path, root: str) -> None:
     """A query that does not read requests, and a root without a log, are refused at once."""
     missing = run("drain", root, "1")
-    assert (missing.exit_code, "RIFFLE-1357" in missing.output) == (1, True)
+    assert (missing.exit_code, "RIFFLE-1583" in missing.output) == (1, True)
     World(tmp_path / "local", root=root).batch(0, one(1))
     refused = run("drain", root, "1")
     assert (refused.exit_code, "RIFFLE-1358" in refused.output) == (1, True)

@@ -8,9 +8,11 @@ import sys
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from riffle_spark.errors import ConflictError
 from riffle_spark.messages.slot_orders import Home, Order, Part, Receipt, Watermark
 from riffle_spark.messages.upkeep_orders import (
     Census,
@@ -161,6 +163,16 @@ def test_a_decoded_upkeep_order_equals_the_encoded_one(order: UpkeepOrder) -> No
     read = UpkeepOrder.from_json(order.to_json())
     assert read == order
     assert all(type(drop.head) is type(sent.head) for drop, sent in zip(read.drops, order.drops, strict=True))
+
+
+def test_an_upkeep_order_with_entries_of_no_item_is_refused() -> None:
+    """An upkeep order whose entries are more than its items is refused, because they would be matched wrongly."""
+    home = Home("s3://bucket/state", StoreOptions(), None, "app", frozenset())
+    order = UpkeepOrder(home, "m1", 1, 7, {}, follows=(Follow("totals", 3, Entry()),))
+    body = json.loads(order.to_json())
+    assert UpkeepOrder.from_json(json.dumps(body)).follows == order.follows
+    with pytest.raises(ConflictError):
+        UpkeepOrder.from_json(json.dumps({**body, "follows": []}))
 
 
 @given(ORDERS, UPKEEP_ORDERS, st.integers(1, 3))

@@ -227,3 +227,14 @@ def test_a_thread_that_cannot_start_is_reported_once_and_fails_no_batch(caplog: 
     running.close(10)
     assert [moment[0] for moment in keeping.moments] == [0, 1, 2]
     assert keeping.closed == 1
+
+
+def test_figures_after_the_end_are_not_exported() -> None:
+    """Figures that arrive after the exporters were closed are dropped."""
+    exporter = KeepingExporter()
+    running = Exporters([exporter], ManualClock().seconds)
+    running.publish(report_of(0), facts_of(0))
+    running.close(10)
+    running.publish(report_of(1), facts_of(1))
+    running.close(10)
+    assert ([moment[0] for moment in exporter.moments], exporter.closed) == ([0], 1)

@@ -20,7 +20,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.objects.store import ObjectStore, TaggedObject
 from tests.kit.simulated.world import World, one
 
 MOVE = MoveSummary(1_000_000, 1, 3, "query", "owner", "", "m1", "member joined", "balance")
@@ -225,6 +225,28 @@ def test_a_status_that_another_process_changed_is_read_before_a_write(writer: Wr
         writer.exporter.export(None, _facts(60 * minute), ())
     assert writer.stored().facts.time_ms == _facts(480).time_ms
     assert writer.counted == {"get": 5, "put": 11}
+
+
+def test_a_status_that_another_process_writes_at_the_same_time_stays() -> None:
+    """A status that loses against another write is not repeated at once. The next status is written again."""
+
+    class Contended(MemoryStore):
+        """A store in which another process always writes first while ``is_contended``."""
+
+        is_contended = False
+
+        def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
+            """Write nothing while another process writes."""
+            return None if self.is_contended else super().replace_if_unchanged(name, data, tag)
+
+    store = Contended("contended")
+    writer = Writer(store)
+    written = []
+    for minute, is_contended in enumerate((False, False, True, False)):
+        store.is_contended = is_contended
+        writer.exporter.export(None, _facts(60 * minute), ())
+        written.append(writer.stored().facts.time_ms)
+    assert written == [_facts(60 * minute).time_ms for minute in (0, 1, 1, 3)]
 
 
 def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_copy_has_what_the_next_batch_needs(source: Path, tmp_path: Path) -> N
     }
     assert (copy.next_batch(), copy.last_committed_batch(), copy.query_id(), copy.is_empty()) == (5, 4, "query", False)
     assert files_in(source) == before
+
+
+def test_a_source_without_a_log_is_copied_without_one(source: Path, tmp_path: Path) -> None:
+    """A checkpoint without a source's log, as with a custom source, is copied without one."""
+    shutil.rmtree(source / "sources")
+    copy = Checkpoint(str(tmp_path / "copy"))
+    Checkpoint(str(source)).copy_to(copy, 4)
+    assert (copy.query_id(), copy.next_batch(), copy.newest_source_entries()) == ("query", 5, {})
 
 
 def test_an_interrupted_copy_is_not_a_checkpoint(source: Path, tmp_path: Path) -> None:

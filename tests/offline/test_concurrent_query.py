@@ -16,11 +16,14 @@ from riffle_spark.errors import (
     RefusedError,
     UnavailableError,
 )
-from riffle_spark.offline import recovery, switch
+from riffle_spark.offline import recovery, running_log, switch
 from riffle_spark.offline import verify as verification
 from riffle_spark.offline.recovery import Plan, adopt, rollback
+from riffle_spark.offline.root_status import newest_record
+from riffle_spark.offline.running_log import open_running_log
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.state.log import paths
+from riffle_spark.state_tables.retained_records import RetainedRecords
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.switched_state import BATCHES, contents, expected, partition_of, tail_of
 from tests.kit.simulated.world import Oracle, World, one
@@ -210,3 +213,26 @@ def test_commits_between_the_two_reads_of_verify_are_not_reported_lost(
     verified = verification.verify(world.home.root, checkpoint)
     assert looks == [0, 1]
     assert [finding for finding in verified.findings if finding.where == checkpoint] == []
+
+
+def test_a_newest_record_that_is_deleted_during_a_command_is_looked_up_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newest record that the query deletes between the LIST and the GET is looked up again, a limited number of
+    times.
+    """
+    monkeypatch.setattr(running_log, "_RETRY_SECONDS", 0.0)
+    root = world.home.root
+    tail = tail_of(root)
+
+    def store(times: int | None) -> FaultyStore:
+        return FaultyStore(world.memory, [Fault("missing", "get", paths.LOG, times=times)])
+
+    assert open_running_log(store(1), root)[1] == tail
+    assert newest_record(store(1), root).sequence == tail.sequence
+    assert RetainedRecords(store(1), root).tail == tail
+    with pytest.raises(UnavailableError, match="RIFFLE-0405"):
+        open_running_log(store(None), root)
+    for read in (newest_record, RetainedRecords):
+        with pytest.raises(ConfigError, match="holds no state"):
+            read(store(None), root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from riffle_spark.testing.harness import Declared
 from tests.kit.process import page_windows
 from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, rows_of
 from tests.kit.processors.catalogue import CASES
-from tests.kit.root_commands import run_command
+from tests.kit.root_commands import read_json, run_command
 from tests.kit.roots.spark_checkpoint import written_checkpoint
+from tests.kit.state.drawn_records import PLAIN
 from tests.kit.state.drawn_tables import LEAVES, nested
 from tests.kit.state.everything import Everything
 
@@ -306,6 +308,21 @@ def test_an_incomplete_or_damaged_export_is_refused(tmp_path: Path) -> None:
         assert Log(open_store(new), new).open() is None
 
 
+def test_an_export_is_not_loaded_into_a_root_with_another_dispatch(tmp_path: Path) -> None:
+    """An export has no partitions, so a root that dispatches by partition refuses it, and the remedy is a new root."""
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    root = f"file://{tmp_path}/parted"
+    log = Log(open_store(root), root)
+    log.open()
+    log.append(replace(PLAIN, dispatch="partition", shards=(("events", 0),)), log.manifest)
+    with Harness(operator, ROWS) as query:
+        query.feed(ids(1))
+        export_state(query.root, "totals", str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="RIFFLE-1604") as refused:
+        load_state(root, str(tmp_path / "out"), WHY, key_groups=8)
+    assert "riffle dispatch" in refused.value.remedy
+
+
 def test_the_export_and_load_commands_work_on_roots_of_files(tmp_path: Path) -> None:
     """`riffle export` and `riffle state load` work on roots of files."""
     operator = Stateful("totals", "id", aggregate(visits=count()))
@@ -313,6 +330,8 @@ def test_the_export_and_load_commands_work_on_roots_of_files(tmp_path: Path) -> 
         query.feed(ids(1, 2, 3))
         done = run_command("export", query.root, "--store", "totals", "--to", tmp_path / "out")
         assert "Wrote 3 rows" in done.output, done.output
+        again = read_json("export", query.root, "--store", "totals", "--to", tmp_path / "again")
+        assert (again["version"], again["rows"], again["files"] > 0) == (0, 3, True)
         arguments = (f"file://{tmp_path}/new", "--from", tmp_path / "out", "--reason", "move", "--key-groups", 4)
         assert "Nothing was changed" in run_command("state", "load", *arguments).output
         assert run_command("state", "load", *arguments, "--execute").exit_code == 0

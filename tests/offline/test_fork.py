@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -20,11 +21,14 @@ from riffle_spark.offline.state_edits import Editor, KeyChoice
 from riffle_spark.offline.switch import switch_keys
 from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import read_json, run_command
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.servers.object_server import ObjectServer
 from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of, totals, two_stores
+from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 KEYS = "env:KEYS_OF_FORK"
@@ -199,9 +203,14 @@ def test_an_interrupted_fork_is_completed_by_the_same_command(
     check_continues(adopted(tmp_path, new_root, 5), states[5])
 
 
-def test_a_copied_object_that_is_too_short_is_copied_again(tmp_path: Path, world: World) -> None:
+@pytest.mark.parametrize("kind", ["by the store", "in memory", "by a temporary file"])
+def test_a_copied_object_that_is_too_short_is_copied_again(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """A copied object that is too short, as after an interrupted copy in Azure, is copied again."""
-    new_root = f"file://{tmp_path}/new"
+    if kind == "by a temporary file":
+        monkeypatch.setattr(fork_module, "_IN_MEMORY_BYTES", 0)
+    new_root = f"file://{tmp_path}/new" if kind == "by the store" else f"memory://{uuid.uuid4().hex}"
     fork(world.home.root, new_root, "savepoint:a", execute=True)
     objects = open_store(new_root)
     names = [name for name in objects.list("") if not name.startswith(paths.LOG)]
@@ -229,14 +238,22 @@ def test_a_fork_to_an_overlapping_or_used_root_is_refused(tmp_path: Path, world:
     feed_six_keys(used, 0, 0)
     with pytest.raises(ConfigError, match="RIFFLE-1588"):
         fork(root, used.home.root, 7, execute=execute)
+    empty = Log(open_store(f"{other}-empty"), "empty")
+    empty.open()
+    empty.append(PLAIN, Manifest())
+    with pytest.raises(ConfigError, match="RIFFLE-1588") as refused:
+        fork(root, f"{other}-empty", 7, execute=execute)
+    assert "riffle adopt" in refused.value.remedy
 
 
+@pytest.mark.parametrize("limit", [0, 16 << 20], ids=["by a temporary file", "in memory"])
 def test_a_fork_of_a_batch_deleted_meanwhile_leaves_no_log(
-    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """A fork of a batch that is deleted meanwhile is refused without a log in the new root, and the remedy is a
     savepoint.
     """
+    monkeypatch.setattr(fork_module, "_IN_MEMORY_BYTES", limit)
     new_root = f"memory://{uuid.uuid4().hex}"
     run = fork_module._Copy.run
 
@@ -304,6 +321,15 @@ def test_the_fork_command_prints_offsets_and_needs_one_target(tmp_path: Path, wo
     assert plan.exit_code == 0, plan.output
     assert "offsets-5" in plan.output
     assert "Add --execute" in plan.output
+    assert (
+        json.loads(run_command("fork", world.home.root, new_root, "--at", "7", "--json").output)["offsets"]
+        == "offsets-7"
+    )
     assert run_command("fork", world.home.root, new_root, "--at", "7", "--execute").exit_code == 0
+    checkpoint = written_checkpoint(tmp_path / "checkpoint", query_id="another")
+    assert (
+        "The new query must start there:\noffsets-7"
+        in run_command("adopt", new_root, "--checkpoint", checkpoint).output
+    )
     for arguments in ((), ("--at", "7", "--savepoint", "a"), ("--at", "x")):
         assert run_command("fork", world.home.root, f"{new_root}2", *arguments).exit_code == 2

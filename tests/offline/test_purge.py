@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.types.stage_specs import DistinctSpec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.testing import Harness
 from riffle_spark.testing.harness import Declared
@@ -152,6 +153,22 @@ def test_a_purge_removes_a_key_that_was_deleted_before() -> None:
         assert objects_with(query, ids[1:2])
 
 
+def test_an_unknown_row_count_stays_unknown_after_a_deletion() -> None:
+    """If the log has no row count of a store, as in records of old versions, a deletion does not invent one."""
+    with Harness(aggregates(), ROWS) as query:
+        query.feed(rows([b"a", b"b"]))
+        tail = tail_of(query)
+        objects = open_store(query.root)
+        objects.delete([paths.record_name(tail.sequence)])
+        assert objects.put_if_absent(paths.record_name(tail.sequence), encode(replace(tail, row_counts={})))
+        delete_keys(query.root, "totals", KeyChoice('{"base64": "YQ=="}'), WHY, execute=True)
+        assert tail_of(query).row_counts == {}
+        purge_keys(query.root, "totals", KeyChoice('{"base64": "Yg=="}'), WHY, execute=True)
+        assert tail_of(query).row_counts == {}
+        query.restart()
+        assert query.state() == {}
+
+
 def test_local_files_with_purged_keys_are_removed_at_the_next_claim() -> None:
     """Local files with purged keys on other machines are removed when an executor first claims its folder."""
     ids = made_ids(50)
@@ -261,6 +278,20 @@ def test_sealed_output_is_deleted_only_after_confirmed_delivery(tmp_path: Path) 
         assert objects_with(query, ids[:1]) == set()
         query.restart()
         assert len(query.feed(rows(ids[1:]))) == 4
+
+
+def test_a_purge_removes_requests_and_names_what_it_cannot_reach() -> None:
+    """A purge removes requests of operators, which may have keys, and names versions that only S3 can delete."""
+    ids = made_ids(2)
+    with Harness(aggregates(), ROWS) as query:
+        query.feed(rows(ids))
+        objects = open_store(query.root)
+        assert objects.put_if_absent(paths.MAILBOX, b"a request with " + ids[0])
+        text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
+        steps = purge_keys(query.root, "totals", KeyChoice(text), WHY, execute=True).steps
+        assert not objects.exists(paths.MAILBOX)
+    assert not any("noncurrent versions" in step for step in steps)
+    assert any("noncurrent versions of objects" in step for step in purge._outside("s3://bucket/state"))
 
 
 def test_the_purge_command_removes_unfinished_files(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,8 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import open_store
+from tests.kit.simulated.fixtures import full_record_every
+from tests.kit.simulated.world import World, one
 from tests.kit.state.drawn_records import PLAIN, drafted, entry
 
 _NUMBERS = count()
@@ -102,6 +105,16 @@ def test_a_limit_and_a_period_bound_the_records_that_are_read(
     monkeypatch.setattr(MemoryStore, "get", counting)
     assert len(read_records(root, 3, period=period)) >= 3
     assert len([name for name in read if paths.parse_record_name(name) is not None]) <= most
+
+
+def test_a_full_record_counts_only_the_rows_of_its_own_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that lists the whole state counts only what its own batch changed."""
+    full_record_every(1, monkeypatch)
+    world = World(tmp_path, retained_versions=9)
+    for version, key in enumerate("abcd"):
+        world.batch(version, one(version, key))
+    shown = read_records(world.home.root, 4)
+    assert [(record.version, record.changed_rows) for record in shown] == [(version, 1) for version in range(4)]
 
 
 def test_records_that_are_damaged_or_missing_are_left_out() -> None:

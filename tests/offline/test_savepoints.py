@@ -254,6 +254,21 @@ def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
     assert (finding.level, finding.where) == ("rollback", paths.savepoint_name(savepoint.id))
     costs = Savepoints(world.home.root).measure()
     assert "missing" in costs.savepoints[0].problem
+    listed = run_command("savepoint", "list", world.home.root)
+    assert (listed.exit_code, costs.savepoints[0].problem in listed.stderr) == (1, True)
+
+
+def test_an_object_of_another_savepoint_is_damage(world: World) -> None:
+    """A savepoint whose object is that of another savepoint is damaged, and the other one is not."""
+    Savepoints(world.home.root).create("a", 4)
+    Savepoints(world.home.root).create("b", 5)
+    names = [paths.savepoint_name(savepoint.id) for savepoint in Savepoints(world.home.root).tail.savepoints]
+    data = world.memory.get(names[1]) or b""
+    world.memory.delete(names[:1])
+    assert world.memory.put_if_absent(names[0], data)
+    damaged, intact = Savepoints(world.home.root).measure().savepoints
+    assert "contains record" in damaged.problem
+    assert (intact.problem, intact.objects > 0) == ("", True)
 
 
 def test_parts_of_savepoints_are_counted_by_encryption_key(world: World) -> None:

@@ -18,10 +18,12 @@ from riffle_spark.offline.scenario_of_root import (
 from riffle_spark.protocol.batch.stored_requests import StoredRequests, read_requests
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import run_command, stored_query
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.partitioned_query import Played
 from tests.kit.simulated.world import World, totals
+from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -162,6 +164,19 @@ def test_capacity_takes_state_size_and_row_size_from_the_root(query: Elastic) ->
     sizes = sizes_of_root(query.home.root)
     assert capacity["disk_bytes"] == sizes.state_bytes
     assert capacity["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
+    wider = json.loads(run_command("capacity", query.home.root, *words, "--row-bytes", 1e6).stdout)
+    assert wider["memory_per_worker"] == 1e6
+
+
+def test_a_plan_needs_members_in_the_log(tmp_path: Path) -> None:
+    """A log without members, as before the first batch, cannot be planned, and the error says what to wait for."""
+    root = f"file://{tmp_path}/state"
+    log = Log(open_store(root), root)
+    log.open()
+    log.append(PLAIN, log.manifest)
+    refused = run_command("plan", root)
+    assert (refused.exit_code, "RIFFLE-0150" in refused.output) == (1, True), refused.output
+    assert "Wait until the query has run a batch." in refused.output
 
 
 def test_a_plan_names_tasks_by_partition_and_refuses_hashed_dispatch(tmp_path: Path) -> None:

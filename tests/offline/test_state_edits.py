@@ -17,7 +17,7 @@ from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys, set
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
-from riffle_spark.state.restore.edits import EditOfState, check_edit, read_key_group
+from riffle_spark.state.restore.edits import EditOfState, check_edit, count_state_rows, read_key_group
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import make_recorded_text, schema_of_text
@@ -110,6 +110,9 @@ def test_deleting_a_key_without_state_writes_no_record() -> None:
         steps = delete(query, "eve")
         assert "change nothing" in steps[0]
         assert tail_of(query).sequence == sequence
+        for user in "abcdefgh":  # most key-groups are empty
+            assert "change nothing" in delete_keys(query.root, "totals", KeyChoice(user), WHY).steps[0]
+            assert "set 1 of 1" in set_value(query.root, "totals", user, '{"total": 1}', WHY).steps[0]
 
 
 def test_the_query_continues_with_a_set_value() -> None:
@@ -412,6 +415,11 @@ def test_setting_values_of_joins_and_sessions_is_refused() -> None:
         with pytest.raises(ConfigError, match=problem) as error:
             check_edit(edit, text)
         assert "riffle state delete" in error.value.remedy
+    with pytest.raises(ConfigError, match="RIFFLE-1592") as error:
+        check_edit(EditOfState("s", pa.table({"v": [1]})), counted.to_text())
+    assert error.value.remedy == "Give the columns k."
+    open_sessions = pa.table({"k": ["a", "b"], "start": [[1, 5], [9]], "end": [[2, 6], [10]]})
+    assert count_state_rows(schema_of_text("s", sessions), "session", open_sessions) == 3
 
 
 def test_partitions_are_searched_for_a_key(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -29,6 +30,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.folders import CHECKOUT
+from tests.kit.root_commands import run_command
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.switched_state import (
     BATCHES,
@@ -194,7 +196,6 @@ def test_temporary_files_of_a_killed_command_are_removed_by_the_next(
 
 
 @pytest.mark.parametrize(("command", "limit"), [("dispatch", 0), ("keys", 200)])
-@pytest.mark.sample(step=2)
 def test_a_full_temporary_disk_is_refused_with_a_remedy(
     world: World, oracle: Oracle, tmp_path: Path, command: str, limit: int
 ) -> None:
@@ -213,6 +214,25 @@ def test_a_full_temporary_disk_is_refused_with_a_remedy(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert tail_of(root) == tail
     assert contents(root) == expected(oracle)
+
+
+def test_an_error_of_another_file_does_not_blame_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a file outside the temporary folder keeps its own text, and the temporary folder is removed."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(OSError, match="/elsewhere"), reshard.scratch_folder() as folder:
+        raise OSError(errno.ENOSPC, "No space left on device", f"{tmp_path}/elsewhere")
+    assert not folder.exists()
+
+
+def test_keys_are_not_counted_for_a_root_with_a_missing_object(world: World, root: str) -> None:
+    """`riffle keys` names a missing object of the state instead of leaving out its key."""
+    lost = sorted(world.log().manifest.object_names())[0]
+    world.memory.delete([lost])
+    shown = run_command("keys", root)
+    assert (shown.exit_code, lost in shown.output) == (1, True), shown.output
 
 
 def nobody_there(*_: object) -> None:

@@ -159,6 +159,28 @@ def leads_to_whole_state(world: World, target: int) -> bool:
     return not any(finding.level == "state" for finding in verify(world.home.root, checkpoint_of(world)).findings)
 
 
+def test_a_damaged_second_newest_record_is_damage_of_the_newest_state(
+    first_query: World, stock: tuple[Path, Path]
+) -> None:
+    """A damaged second newest record refuses a start, because the newest one has its digest."""
+    name = paths.record_name(BATCHES - 1)
+    good = damage(first_query, name, "flipped", stock[1])
+    assert ("state", name) in [(f.level, f.where) for f in verify(first_query.home.root).findings]
+    assert isinstance(refusal_of(first_query, BATCHES), CorruptStateError)
+    put_back(first_query, good)
+    assert verify(first_query.home.root).is_whole
+
+
+def test_objects_of_a_newer_driver_than_the_log_has_are_noted(first_query: World) -> None:
+    """An object that a newer driver wrote is a note, because the newest records may have been lost."""
+    name = paths.delta_name(BATCHES, f"99-{'0' * 32}")
+    assert first_query.memory.put_if_absent(name, b"rows")
+    (finding,) = verify(first_query.home.root).findings
+    assert (finding.level, finding.where) == ("note", name)
+    assert "of epoch 99" in finding.problem
+    assert "restore log/" in finding.remedy
+
+
 def test_a_record_far_beyond_the_log_blocks_rollbacks_until_removed(first_query: World) -> None:
     """A record with a number far beyond the log is the only finding, and no rollback works until it is removed."""
     far = root_of(first_query) / paths.record_name(10**20 - 1)

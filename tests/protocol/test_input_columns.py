@@ -7,7 +7,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.merging.aggregates import aggregate, count, sum_
-from riffle_spark.protocol.input_columns import Column, column_of, input_of, is_same_name
+from riffle_spark.protocol.input_columns import Column, column_of, input_of, is_same_name, source_of
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
@@ -84,6 +84,14 @@ def test_a_field_with_the_name_of_another_column_is_refused() -> None:
     twice = pa.schema([("s", STRUCT), ("t", STRUCT)])
     with pytest.raises(ConfigError, match="RIFFLE-0228"):
         operator_of("totals", ["s.x", "t.x"], aggregate(n=count()), (), twice)
+
+
+def test_the_source_of_a_field_has_a_name_that_no_column_has() -> None:
+    """The inner name of a struct field differs from the names of all columns."""
+    rows = pa.schema([*ROWS, ("s.x", pa.int64()), ("s.x'", pa.int64())])
+    assert source_of("s.x", ROWS, "store") == Column("s.x", ("s", "x"))
+    assert source_of("s.`x`", rows, "store") == Column("s.x''", ("s", "x"))
+    assert source_of("User", rows, "store") == Column("User", ("User",))
 
 
 def test_columns_with_the_same_name_get_distinct_internal_names() -> None:

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT
+from riffle_spark.messages.slot_orders import ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, Watermark
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.batch.enter import check_schemas
-from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import make_recorded_text
 
@@ -113,3 +113,24 @@ def test_names_of_internal_columns_are_refused(name: str, place: str) -> None:
     compute = {"key": aggregate(n=count()), "input": aggregate(n=sum_(name)), "result": aggregate(**{name: count()})}
     with pytest.raises(ConfigError, match="RIFFLE-0194"):
         operator_of("totals", (name if place == "key" else "k",), compute.get(place, function), (), rows)
+
+
+def test_a_function_on_tables_is_refused_for_repeated_columns() -> None:
+    """A function on Arrow tables is refused if two columns of the input have one name, unless it declares columns."""
+    one = pa.schema([("n", pa.int64())])
+    function = arrow_function(lambda rows, state: (rows, state), state=one, output=one)
+    twice = pa.schema([*ROWS, ("v", pa.int64())])
+    with pytest.raises(ConfigError, match="RIFFLE-0234") as caught:
+        operator_of("totals", ["k"], function, (), twice)
+    assert "'v'" in caught.value.problem
+    operator_of("totals", ["k"], aggregate(n=count()), (), twice)
+
+
+def test_a_watermark_may_be_by_a_field_that_the_operator_does_not_read() -> None:
+    """The watermark column may be a field of a struct. It is then read in addition to the operator's own columns."""
+    rows = pa.schema([*ROWS, ("s", pa.struct([("at", pa.timestamp("us", "UTC"))]))])
+    timed = with_watermark(operator(rows=rows), Watermark("s.at", 10))
+    assert timed.watermark == Watermark("at", 10)
+    assert [(column.name, column.path) for column in timed.fields] == [("at", ("s", "at"))]
+    assert "at" in timed.input.names
+    assert with_watermark(timed, None) is timed

@@ -27,6 +27,17 @@ def test_lag_seconds_start_when_an_unread_offset_is_first_seen() -> None:
     assert lag.lags(99) == (PartitionLag("events", 0, 0, 0.0),)
 
 
+def test_the_lag_of_many_unread_offsets_is_thinned_and_a_little_too_low() -> None:
+    """Of many unread offsets the oldest sighting stays, and later ones are thinned, so the lag is a little too low."""
+    lag = lag_of(*((second, 0, second + 1) for second in range(1_000)))
+    assert lag.lags(1_000) == (PartitionLag("events", 0, 1_000, 1_000.0),)
+    lag.record(['{"events":{"0":501}}'], ['{"events":{"0":1000}}'], 1_000)
+    (partition,) = lag.lags(1_000)
+    assert partition.records == 499
+    assert partition.seconds is not None
+    assert 400 <= partition.seconds <= 499
+
+
 def test_partitions_are_sorted_and_other_sources_are_skipped() -> None:
     """Only sources with offsets per topic and partition count. The result is sorted."""
     entry = "v1\n" + '{"batchWatermarkMs":0}' + '\n{"b":{"1":4,"0":5},"a":{"10":1}}\n{"logOffset":3}\n-\n7'

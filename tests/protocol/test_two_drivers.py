@@ -164,6 +164,24 @@ def test_a_lost_claim_is_not_used_after_the_claim_of_another_driver(world: World
     assert world.state("totals") == {"a": (2, 3)}
 
 
+def test_an_unclear_commit_is_given_up_after_the_claim_of_another_driver(world: World) -> None:
+    """A batch whose put was lost is not committed after another driver's claim, and the driver is fenced."""
+    world.batch(0, one(1))
+    world.store.script(
+        Fault("request_lost", "put", paths.LOG, times=5), Fault("unavailable", "get", paths.LOG, times=5)
+    )
+    with pytest.raises(UnavailableError):
+        world.batch(1, one(2))
+    late = world.driver, world.run_id
+    world.store.heal()
+    world.start()
+    world.batch(1, one(2))
+    world.driver, world.run_id = late
+    with pytest.raises(FencedError):
+        world.batch(1, one(2))
+    assert world.state("totals") == {"a": (2, 3)}
+
+
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink"])
 @pytest.mark.usefixtures("nothing_is_young")
 @pytest.mark.sample(step=2)

@@ -236,6 +236,14 @@ def test_tasks_leave_a_member_with_a_full_disk_and_return() -> None:
     assert owned_by(played(later, OURS), 0, 900) == 4
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_tasks_of_a_removed_member_get_owners_for_good(policy: str) -> None:
+    """A member that is removed does not return, so its tasks go to the others, without a wait for it."""
+    done = played(made(every=10, events=[{"at": 300, "remove": ["m0"]}]), policy)
+    assert (owned_by(done, 0, 290), owned_by(done, 0, 1790)) == (4 if policy == OURS else 2, 0)
+    assert done.owners[-1].sum() == 12
+
+
 def test_a_member_short_of_memory_keeps_only_tasks_that_fit() -> None:
     """When more rows need more memory, the member with the least memory keeps only the tasks that fit."""
     world = made(

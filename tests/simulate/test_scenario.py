@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import AssignSettings, TaskId
+from riffle_spark.assign.model import Assignment, AssignSettings, TaskId, View
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES
 from riffle_spark.simulate import scenario
+from riffle_spark.simulate.figures import find_balance_violations, find_broken_properties
 from riffle_spark.simulate.group import initial_group, run_scenario
-from riffle_spark.simulate.scenario import Scenario, parse_scenario
+from riffle_spark.simulate.scenario import Scenario, parse_scenario, read_scenario
 from tests.kit.folders import DATA
 
 CASE = json.loads((DATA / "assignor_cases" / "kip441_scale_in_event.json").read_text())["scenario"]
@@ -91,6 +92,45 @@ def test_neutral_setting_names_are_accepted() -> None:
     assert settings == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
     with pytest.raises(ConfigError, match="RIFFLE-0256"):
         changed(num_standby=1, num_standbys=1)
+
+
+def test_a_setting_without_a_value_keeps_its_default() -> None:
+    """A setting that is null in a file has its default."""
+    assert changed(acceptable_recovery_lag=None).settings.acceptable_recovery_lag == 10_000
+
+
+def test_a_group_that_never_settles_ends_the_run() -> None:
+    """An assignor that always asks for another round is stopped after a limit, and later events are not played."""
+
+    def restless(before: View, settings: AssignSettings) -> Assignment:
+        return replace(assign(before, settings), needs_probe=True)
+
+    assert len(run_scenario(changed())) == 2
+    (phase,) = run_scenario(changed(), assignor=restless)
+    assert (phase.converged, phase.stable, len(phase.rounds)) == (False, False, 2 * (3 + 3) + 10)
+
+
+def test_broken_properties_of_an_assignment_are_named() -> None:
+    """Missing standbys, copies on members that lag, and unbalanced owners are named with their task."""
+    settled = changed()
+    group = initial_group(settled)
+    first, second, third = (task.id for task in group.tasks)
+    assert find_broken_properties(group, assign(group.view(), settled.settings), settled.settings) == []
+    done = Assignment({first: "I2", second: "I2", third: "I2"}, standbys={first: ("I3",), second: ("I3",)})
+    assert find_broken_properties(group, done, settled.settings) == [
+        f"owner_not_most_caught_up {first}",
+        f"standby_not_next_most_caught_up {second}",
+        f"standby_missing {third}",
+    ]
+    assert find_balance_violations(group, done) == ["stateful_owners_not_balanced", "owners_not_balanced"]
+
+
+def test_a_scenario_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is larger than any scenario is refused before it is parsed."""
+    monkeypatch.setattr(scenario, "_BYTES_MOST", 100)
+    (tmp_path / "large.json").write_text(json.dumps(CASE))
+    with pytest.raises(ConfigError, match="more than 100 bytes"):
+        read_scenario(tmp_path / "large.json")
 
 
 def test_the_assignor_of_the_file_computes_the_owners() -> None:

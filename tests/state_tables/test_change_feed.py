@@ -15,12 +15,17 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys
 from riffle_spark.process.stages.distinct_rows import DistinctRows
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.schemas.variable_kinds import TIMER
+from riffle_spark.state_tables import table_pieces
 from riffle_spark.state_tables.change_feed import BATCH_ID, CHANGE_TYPE, read_changes
 from riffle_spark.state_tables.differences import DELETE, iterate_differences
 from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.state_view import open_root
 from riffle_spark.state_tables.table_columns import ROLE
+from riffle_spark.state_tables.table_pieces import split_changes
 from riffle_spark.testing import Harness
 from riffle_spark.worker import whole_groups
 from tests.kit.examples import costly
@@ -193,3 +198,35 @@ def test_batches_after_the_newest_one_are_refused() -> None:
         for first, last in ((0, 1), (1, 0)):
             with pytest.raises(ConfigError, match="RIFFLE-1561"):
                 read_changes(table, first, last)
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_changes_that_are_no_longer_retained_are_refused() -> None:
+    """Changes of batches whose records are deleted are refused with the oldest batch whose changes can be read."""
+    with Harness(Stateful("visits", "user", aggregate(n=count())), "user string") as query:
+        for _ in range(8):
+            query.feed([{"user": "ann"}])
+        store = open_store(query.root)
+        store.delete(store.list(paths.LOG)[:4])
+        table = open_root(query.root).view().table(None)
+        with pytest.raises(ConfigError, match=r"RIFFLE-1562.* the oldest changes are those of batch 4\."):
+            read_changes(table, 3, 7)
+        assert [row["n"] for row in read_changes(table, 4, 7).read_all().to_pylist()] == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_pieces_of_changes_have_all_changes_once(monkeypatch: pytest.MonkeyPatch, is_small: bool) -> None:
+    """Changes are split into pieces of whole key-groups, which together have each change once."""
+    if is_small:
+        monkeypatch.setattr(table_pieces, "_PIECE_BYTES", 1)
+    with Harness(Stateful("visits", "user", aggregate(n=count())), "user string", key_groups=4) as query:
+        for _ in range(3):
+            query.feed([{"user": name} for name in "abcdefgh"])
+        table = open_root(query.root).view().table(None)
+        pieces = split_changes(table, 0, 2, None, StoreOptions(), None)
+        key_groups = {row["key_group"] for row in read_table(table).read_all().to_pylist()}
+        assert len(key_groups) > 1
+        assert len(pieces) == (len(key_groups) if is_small else 1)
+        rows = [row for piece in pieces for row in piece.read().read_all().to_pylist()]
+        assert sorted(rows, key=repr) == sorted(read_changes(table, 0, 2).read_all().to_pylist(), key=repr)
+        assert split_changes(table, 0, 2, [], StoreOptions(), None) == []

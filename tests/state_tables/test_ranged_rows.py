@@ -79,6 +79,25 @@ def test_empty_texts_are_read_in_ranges() -> None:
     assert rows.column("v").to_pylist() == ["", ""]
 
 
+def test_truth_values_and_columns_without_a_value_are_read_in_ranges() -> None:
+    """Truth values, of which eight share a byte, and columns with only NULLs are read in ranges."""
+    count = 100
+    table = pa.table(
+        {
+            "k": range(count),
+            "b": [None if n % 7 == 0 else n % 3 == 0 for n in range(count)],
+            "t": pa.nulls(count, pa.string()),
+            "l": pa.nulls(count, pa.list_(pa.bool_())),
+        }
+    )
+    store, snapshot, sealed = stored(table)
+    hashes = sealed.column("__hash").to_numpy()
+    for place in (0, 1, 41, count - 1):
+        rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, hashes[place : place + 1])
+        assert rows is not None
+        assert rows.to_pylist() == sealed.slice(place, 1).to_pylist()
+
+
 @given(tables(), st.data())
 def test_rows_read_in_ranges_equal_those_of_the_whole_snapshot(table: pa.Table, data: st.DataObject) -> None:
     """Rows that are read in ranges equal those of the whole snapshot, and absent hashes give no row."""
@@ -185,6 +204,8 @@ def test_snapshots_of_other_formats_are_read_as_a_whole() -> None:
     """Snapshots that are unsorted or have several batches are read as a whole."""
     table = pa.table({"k": pa.array(range(9)), "n": pa.array(range(9))})
     store, snapshot = put(part_codec.encode(table), 9)
+    assert fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([1], np.uint64)) is None
+    store, snapshot = put(b"RFE2" + bytes(200), 9)  # encrypted
     assert fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([1], np.uint64)) is None
     _, _, sealed = stored(table)
     several = pa.concat_tables([sealed.slice(0, 4), sealed.slice(4)])

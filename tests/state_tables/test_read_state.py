@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tarfile
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.process.types.stage_specs import DistinctSpec
 from riffle_spark.state.log.manifest import Manifest
-from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE
+from riffle_spark.state.log.query_roots import add_query, root_of
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE, Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.state_tables import ranged_rows
 from riffle_spark.state_tables import read_state as reading
 from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.requested_keys import requested_keys
-from riffle_spark.state_tables.state_view import StateRoot, open_root
+from riffle_spark.state_tables.state_view import StateRoot, _choose_variable, open_root
 from riffle_spark.state_tables.table_columns import ROLE
 from riffle_spark.testing import Harness
 from tests.kit.folders import DATA
@@ -99,6 +104,58 @@ def test_keys_are_selected_by_values_tuples_dictionaries_or_a_table() -> None:
         query.feed([{"a": 1, "b": b"\0"}, {"a": 1, "b": None}, {"a": 2, "b": b"\0"}])
         rows = read_state(query.root, keys=[(1, b"\0"), {"a": 1, "b": None}]).read_all().to_pylist()
         assert {(row["a"], row["b"]) for row in rows} == {(1, b"\0"), (1, None)}
+        for wrong, problem in (
+            ({"a": 1, "c": 2}, "unknown column 'c'"),
+            ((1,), "1 values for 2 columns"),
+            (7, "one value for 2 columns"),
+        ):
+            with pytest.raises(ConfigError, match=f"RIFFLE-1556.*{problem}"):
+                read_state(query.root, keys=[wrong])
+
+
+def test_keys_of_dates_and_decimals_may_be_given_as_text() -> None:
+    """Dates, times and decimals of keys may be given as text, as numbers or as Python values."""
+    key = pa.schema([("day", pa.date32()), ("price", pa.decimal128(9, 2))])
+    schema = PlainColumns("s", key, pa.schema([("n", pa.int64())]))
+    expected = [{"day": date(2026, 1, 31), "price": Decimal("1.50")}]
+    for given in (("2026-01-31", "1.5"), (date(2026, 1, 31), Decimal("1.50")), ("2026-01-31", 1.5)):
+        assert requested_keys([given], schema).table.to_pylist() == expected
+    mixed = requested_keys([("2026-01-31", 2), (None, "1.5"), (date(2026, 1, 31), None)], schema).table
+    assert mixed.column("price").to_pylist() == [Decimal("2.00"), Decimal("1.50"), None]
+    assert mixed.column("day").to_pylist() == [date(2026, 1, 31), None, date(2026, 1, 31)]
+    with pytest.raises(ConfigError, match="RIFFLE-1556"):
+        requested_keys([("tomorrow", 1)], schema)
+
+
+def test_the_only_variable_of_a_store_needs_no_name() -> None:
+    """The only variable of a store is read without its name. Of several, one must be named."""
+    key, value = pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())])
+    one = VariableColumns("s", key, (Variable("count", "value", value),))
+    assert _choose_variable(one, None) == _choose_variable(one, "count") == "count"
+    two = VariableColumns("s", key, tuple(Variable(name, "value", value) for name in ("count", "sum")))
+    with pytest.raises(ConfigError, match="RIFFLE-1551"):
+        _choose_variable(two, None)
+
+
+def test_the_root_of_the_only_query_below_a_shared_root_is_read(tmp_path: Path) -> None:
+    """A shared root with one query is read as the root of this query."""
+    shared = f"file://{tmp_path}/shared"
+    add_query(open_store(shared), "visits", ["totals"])
+    World(tmp_path / "local", root=root_of(shared, "visits")).batch(0, rows_of(("a", 1, 1)))
+    assert open_root(shared).root == root_of(shared, "visits")
+    assert read_state(shared, "totals").read_all()["k"].to_pylist() == ["a"]
+
+
+@pytest.mark.parametrize("damaged", ["delta/", "totals/"])
+def test_a_damaged_object_is_reported_as_damage(tmp_path: Path, damaged: str) -> None:
+    """An object that stays damaged is reported with its name, and not as deleted by retention."""
+    world = World(tmp_path, executors=["1"], snapshot_chain_links=2)
+    feed(world, 0, 5)
+    store = FaultyStore(world.memory, [Fault("flipped", "get", damaged, times=None)])
+    table = StateRoot(world.home.root, store, None).view().table("totals")
+    with pytest.raises(CorruptStateError) as caught:
+        read_table(table).read_all()
+    assert damaged in str(caught.value)
 
 
 def test_a_dictionary_of_options_is_refused() -> None:
@@ -137,6 +194,7 @@ def test_joins_sessions_and_distinct_rows_are_read() -> None:
         table = read_state(query.root).read_all()
         assert table.select(query.table().column_names).to_pylist() == query.table().to_pylist() != []
         assert None not in table["due_ms"].to_pylist()
+        assert content(read_state(query.root, keys=[table["page"][0].as_py()]).read_all()) == content(table)
     columns = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
     spec = DistinctSpec("clicks", pa.schema([columns.field("id")]), columns, None, None)
     with Harness(Stateful("clicks", "id", DistinctRows(spec)), columns) as query:
@@ -336,6 +394,9 @@ def test_roots_of_the_first_format_are_read(archive: Path, tmp_path: Path) -> No
 
     assert {row["k"]: [row["rows"], row["total"]] for row in rows("totals")} == expected["totals"]
     assert {row["k"]: row["last"] for row in rows("tails")} == expected["tails"]
+    key = next(iter(expected["totals"]))
+    (row,) = read_state(old.root, "totals", keys=[key]).read_all().to_pylist()
+    assert [row["rows"], row["total"]] == expected["totals"][key]
     assert {row["k"]: row["due_ms"] for row in rows("diary", TIMER)} == {
         key: value["timer"] for key, value in expected["diary"].items() if value["timer"] is not None
     }

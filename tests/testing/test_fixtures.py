@@ -77,7 +77,6 @@ def run(pytester: pytest.Pytester, conftest: str, test: str) -> pytest.RunResult
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:randomly")
 
 
-@pytest.mark.long
 def test_harnesses_are_closed_when_their_test_ends(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """All harnesses of a test are closed, whether it passes or fails."""
     folder = pytester.mkdir("temporary")

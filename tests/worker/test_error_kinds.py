@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import pkgutil
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.protocol.receipts import check_receipts
 from riffle_spark.state.copies.disk import DamagedCopy
+from riffle_spark.worker.slot_errors import as_riffle_error
 from tests.kit.worker.slot_member import Member, rows_of
 
 PROBLEM, REMEDY, WHERE = "what is wrong\nin two lines", "what to do", "store 's', key-group 7"
@@ -137,3 +139,24 @@ def test_a_pickled_error_has_the_same_class_and_fields() -> None:
         error.more = 7  # type: ignore[attr-defined]
         copied = pickle.loads(pickle.dumps(error))
         assert (type(copied), str(copied), copied.__dict__) == (kind, str(error), error.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (MemoryError("malloc of 7 bytes failed"), "memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk"),
+        (RuntimeError("can't start new thread"), "spark.executor.pyspark.memory"),
+    ],
+)
+def test_an_error_of_the_machine_has_a_remedy(error: Exception, remedy: str, tmp_path: Path) -> None:
+    """An error of memory, threads or the local disk has a remedy. Other errors, which are mistakes, pass unchanged."""
+    raised = as_riffle_error(error, tmp_path)
+    assert remedy in f"{raised.remedy} {raised.problem}"
+    for other in (OSError(errno.ENOENT, "No such file"), ValueError("a mistake")):
+        with pytest.raises(type(other)) as passed:
+            as_riffle_error(other, tmp_path)
+        assert passed.value is other
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space left"):
+        as_riffle_error(full, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
 from riffle_spark.messages.first_version_orders import FirstVersionOrder
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.process.stages.rows_to_state import state_of_rows
+from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Entry, Head, Snapshot
 from riffle_spark.state.objects.encryption import parse_keys
 from riffle_spark.state.objects.open import open_store
@@ -21,7 +23,10 @@ from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.variable_kinds import INDEX, VARIABLE, Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker.first_version import write_key_groups
+from riffle_spark.worker.member_folders import home_with_keys
 
 TOTAL = 4
 SCHEMA = PlainColumns(
@@ -79,6 +84,40 @@ def read_back(order: FirstVersionOrder, folder: Path, keys: str = "") -> pa.Tabl
 def test_all_written_rows_are_read_back_from_their_key_groups(tmp_path: Path) -> None:
     """All rows are read back from the key-groups of their keys, with the earliest due time of each key-group."""
     assert read_back(order_of(tmp_path), tmp_path).equals(ROWS)
+
+
+def test_the_first_version_of_an_encrypted_store_is_encrypted(tmp_path: Path) -> None:
+    """With encryption keys the snapshots are encrypted, and read back with the keys."""
+    file = tmp_path / "keys"
+    file.write_text(f"a = {'A' * 43}=\n")
+    file.chmod(0o600)
+    order = order_of(tmp_path)
+    order = replace(order, home=home_with_keys(order.home, Settings(encryption_keys=f"file:{file}")))
+    assert read_back(order, tmp_path, f"file:{file}").equals(ROWS)
+    objects = open_store(order.home.root)
+    data = [objects.get(name) or b"" for name in objects.list("")]
+    assert len(data) == TOTAL
+    assert not any(b"ARROW" in part for part in data)
+
+
+def test_rows_of_variables_may_have_one_key(tmp_path: Path) -> None:
+    """A store with variables has several rows per key, so equal keys are not refused."""
+    key, value = pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())])
+    schema = VariableColumns("lists", key, (Variable("seen", "list", value),))
+    order = replace(order_of(tmp_path), store="lists", schema=schema.to_text())
+    rows = pa.table(
+        {"k": ["a"] * 3, VARIABLE: ["seen"] * 3, INDEX: [0, 1, 2], "__state_seen": [{"n": n} for n in range(3)]}
+    )
+    key_group = int(keygroups.key_groups([pa.array(["a"])], TOTAL)[0])
+
+    def to_state(stored: StoreSchema, given: pa.Table) -> tuple[pa.Table, int]:
+        columns = [
+            given.column(f.name) if f.name in given.column_names else pa.nulls(3, f.type) for f in stored.part_schema()
+        ]
+        return pa.table(columns, schema=stored.part_schema()), 3
+
+    (written,) = write_key_groups(order, to_state, iter([(key_group, rows)]))
+    assert (written.key_group, written.rows) == (key_group, 3)
 
 
 def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,11 +12,21 @@ import pytest
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.messages.upkeep_orders import Follow
+from riffle_spark.private_folders import make_private
 from riffle_spark.settings import SETTING_LINES as LINES
 from riffle_spark.settings import Settings
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import home_of
-from riffle_spark.worker.member_folders import manifest_at, options_of, store_of
+from riffle_spark.worker.member_folders import (
+    LOCAL_EXECUTOR,
+    _executor,
+    _executor_id,
+    folder_of,
+    manifest_at,
+    options_of,
+    remove_copies,
+    store_of,
+)
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.drawn_records import cut_to_last
 from tests.kit.worker.upkeep_member import STORE, UpkeepMember
@@ -102,3 +114,31 @@ def test_only_equal_options_share_a_store() -> None:
     other = replace(home, options=replace(home.options, max_attempts=7))
     assert store_of(home) is store_of(replace(home, application="another"))
     assert store_of(home) is not store_of(other)
+
+
+def test_the_executor_of_a_worker_is_found_by_its_command_line() -> None:
+    """The id of an executor is read from the command line of a parent process. Without one the id is Spark's local."""
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, "--executor-id", "17", "--cores", "2"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as executor:
+        assert executor.stdout is not None
+        executor.stdout.readline()  # it runs
+        assert _executor(executor.pid) == ("17", executor.pid)
+        assert _executor_id(executor.pid) == "17"
+    assert _executor_id(1) == LOCAL_EXECUTOR
+
+
+def test_copies_that_a_process_uses_are_not_removed(tmp_path: Path) -> None:
+    """Local copies of a root are removed, except those that a live process uses. These are returned."""
+    home = home_of(f"file://{tmp_path}/root", tmp_path / "local")
+    folder = folder_of(home, "1")
+    used = folder.path.parent
+    abandoned = used.parent / f"{used.name}-1"
+    make_private(abandoned)
+    with folder.hold():
+        assert remove_copies(tmp_path / "local", home.root) == [used]
+        assert (used.exists(), abandoned.exists()) == (True, False)
+    assert remove_copies(tmp_path / "local", home.root, keep=used) == []
+    assert used.exists()
+    assert remove_copies(tmp_path / "local", home.root) == []
+    assert not used.exists()

@@ -352,8 +352,9 @@ class Driver:
         ``batch_attempts`` times in total. A sink that was already called then gets the same batch id again.
         """
         used_executors: set[str] = set()
-        for runs_left in range(self._settings.batch_attempts, 0, -1):
+        while True:
             batch.runs += 1
+            is_last_run = batch.runs >= self._settings.batch_attempts
             try:
                 return self._run_once(incoming, operators, work, batch)
             except (StaleRows, Misplaced, OutOfDate, LocalDiskError, CorruptStateError) as error:
@@ -366,14 +367,13 @@ class Driver:
                 used_executors |= {executor.id for executor in self.ownership.membership.executors}
                 if isinstance(error, LocalDiskError):
                     self._check_has_usable_executor(error)
-                    if runs_left == 1:
+                    if is_last_run:
                         raise
-                elif runs_left == 1:
+                elif is_last_run:
                     lost_executors = used_executors - {executor.id for executor in work.executors()}
                     raise last_run_error(
                         incoming.version, batch.runs, error, lost_executors, self._home.root
                     ) from error
-        raise AssertionError("unreachable: batch_attempts is at least 1")
 
     def _check_has_usable_executor(self, error: LocalDiskError) -> None:
         """Raise a ``LocalDiskError`` if the disks of all executors have refused writes."""

@@ -88,18 +88,19 @@ class JournalFile:
         Return the stacks before and after. Raises ``JournalLocked`` if another process holds the lock, and ``OSError``
         if the disk refuses; then nothing has changed.
         """
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                with self._lock():
-                    state = self._look_locked()
-                    changes = decide(state.listing)
-                    new_state = self._write(state, changes) if changes else state
-                    _remember(self._path, new_state)
-                    return state.listing, new_state.listing
-            except FileNotFoundError:  # another process has removed the folder
-                if not tries_left:
-                    raise
-        raise AssertionError("the last try returns or raises")
+        for _ in range(_TRIES - 1):
+            with suppress(FileNotFoundError):  # another process has removed the folder
+                return self._change_once(decide)
+        return self._change_once(decide)
+
+    def _change_once(self, decide: Callable[[Listing], Sequence[Change]]) -> tuple[Listing, Listing]:
+        """Apply changes as ``change`` does. Raises ``FileNotFoundError`` if another process removes the folder."""
+        with self._lock():
+            state = self._look_locked()
+            changes = decide(state.listing)
+            new_state = self._write(state, changes) if changes else state
+            _remember(self._path, new_state)
+            return state.listing, new_state.listing
 
     def remove_leftovers(self) -> None:
         """Remove older journals that no longer count. Raises ``OSError`` if the disk refuses."""

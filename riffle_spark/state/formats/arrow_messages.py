@@ -9,6 +9,7 @@ lists the offsets of its fields. Two things make small streams large:
 """
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -73,8 +74,7 @@ def _zstd_limit(size: int, bound: int = _ZSTD_READ_MAX) -> int:
 
 def check_schema(data: memoryview) -> None:
     """Check the schemas of a message or stream. Raises as ``check_sizes`` does."""
-    for _ in _iterate_batches(data):
-        pass
+    deque(_iterate_batches(data), maxlen=0)
 
 
 def _is_zstd(message: memoryview, compression: int) -> bool:

@@ -94,6 +94,44 @@ def test_the_probe_is_deleted_after_a_failed_step() -> None:
     assert (facts.failed, facts.left_over, store.list("")) == ("list", "", [])
 
 
+class Stale(MemoryStore):
+    """A store with eventual consistency: its answers are those of a while ago."""
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:  # noqa: ARG002
+        """Return the bytes of an earlier object with this name."""
+        return b"earlier"
+
+
+class Unlisting(MemoryStore):
+    """A store whose new objects are not listed yet."""
+
+    def list(self, prefix: str) -> list[str]:
+        """Return no names below a prefix."""
+        return [] if prefix else super().list(prefix)
+
+
+class Keeping(MemoryStore):
+    """A store whose deleted objects still exist."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete nothing."""
+
+
+@pytest.mark.parametrize(
+    ("store", "step", "problem"),
+    [
+        (Stale("stale"), "read", "The object that was just written cannot be read."),
+        (Unlisting("unlisting"), "list", "The object that was just written is not listed."),
+        (Keeping("keeping"), "delete", "The object still exists after its deletion."),
+    ],
+)
+def test_a_store_that_is_not_consistent_is_reported(store: MemoryStore, step: str, problem: str) -> None:
+    """A store whose answers are not those after the last write is named as inconsistent, with what it did wrong."""
+    facts = store_facts(store)
+    assert (facts.failed, facts.problem) == (step, problem)
+    assert facts.remedy == "Use a store that is consistent after each write."
+
+
 def test_a_missing_delete_right_is_reported_with_the_remaining_probe() -> None:
     """A missing right to delete is reported with the name of the probe that stays."""
     store = WithoutDelete("without-delete")
@@ -152,6 +190,22 @@ def test_the_python_of_workers_reports_its_version_and_packages(tmp_path: Path) 
     assert facts.packages["pyarrow"] == machine.driver_python().packages["pyarrow"]
     missing = machine.worker_python({"PYSPARK_PYTHON": "/nowhere/python"}, {})
     assert (missing.version, missing.problem) == ((), "there is no such program")
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("exit 3", "it ended with code 3"),
+        ("echo started; echo no module json >&2; exit 1", "no module json"),
+        ("echo Python", "Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_the_reason_is_told_if_the_python_of_workers_does_not_answer(tmp_path: Path, script: str, problem: str) -> None:
+    """The last line of a failed program is its reason, else its exit code, else what is wrong with its answer."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    assert machine.worker_python({"PYSPARK_PYTHON": str(python)}, {}).problem == problem
 
 
 def test_java_is_taken_from_java_home(tmp_path: Path) -> None:

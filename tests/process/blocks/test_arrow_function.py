@@ -230,3 +230,13 @@ def test_errors_of_the_expired_function_are_reported(expired: Any, id: str) -> N
     columns = (ROWS.empty_table(), no_codes, state.select(["k"]), state.select(["total"]), np.ones(1, np.bool_))
     with pytest.raises(UserFunctionError, match=id):
         compute.expire_keys(Batch(*columns, version=0, time_ms=0, watermark_ms=None, key_group=3))
+
+
+def test_expired_keys_without_a_function_are_deleted_without_output() -> None:
+    """Without a function for expired keys, they have no output and no new state."""
+    keys = pa.table({"k": ["a", "b"]})
+    none = np.empty(0, np.int64)
+    state = pa.table({"total": [1, 2]}, schema=STATE)
+    expired = Batch(batch(), none, keys, state, np.array([True, True]), **WHERE)
+    update = arrow_function(running_total, state=STATE, output=OUTPUT).expire_keys(expired)
+    assert (update.output.num_rows, len(update.changed), update.state.num_rows) == (0, 0, 0)

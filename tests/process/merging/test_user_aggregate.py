@@ -112,3 +112,19 @@ def _folded(own: MergedByUser, value: dict[str, object]) -> list[pa.Array]:
     (state,) = own.state_types([type])
     groups = Groups(np.array([1, 0], dtype=np.int64), 2)
     return own.fold([pa.array([value, value], type)], [pa.nulls(2, state)], groups)
+
+
+class InTable(WeightedMean):
+    """A weighted mean whose result is a table instead of an array."""
+
+    def finish(self, state: pa.Table) -> Any:
+        """Return the means as the only column of a table."""
+        return pa.table({"value": super().finish(state)})
+
+
+def test_results_may_be_a_table_with_one_column() -> None:
+    """``finish`` may return an array or a table with one column. No group has no result."""
+    own = merged(InTable(), PAIR)
+    assert own.aggregate_all_rows([pa.array([1.0, 4.0]), pa.array([1, 2], pa.int32())]) == 3.0
+    (none,) = own.finish([pa.nulls(0, pa.struct([("total", pa.float64()), ("weights", pa.float64())]))])
+    assert (none.type, len(none)) == (pa.float64(), 0)

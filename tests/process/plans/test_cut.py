@@ -6,6 +6,7 @@ The plans were recorded with each supported version of Spark.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from riffle_spark.process.plans.plan_values import (
     attribute_ids,
     parse_plan,
     split_conjuncts,
+    transform_up,
     walk,
 )
 from riffle_spark.process.plans.rules import REFUSED, check_rules, check_tables
@@ -88,6 +90,22 @@ def _check(parts: CutPlan, mode: str) -> None:
 def test_plans_are_recorded_for_each_supported_spark_line() -> None:
     """Plans are recorded for the newest Spark 3.5, and for the oldest and the newest supported Spark 4."""
     assert VERSIONS == ["3.5.9", "4.0.5", "4.3.0"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_event_time_of_a_users_function_becomes_a_projection(version: str) -> None:
+    """The node that sets the event time of a user function's output becomes a projection, because a batch has no
+    watermark of Spark's stream.
+    """
+    name = "a condition and a projection on it"
+
+    def timed(node: PlanNode) -> PlanNode:
+        return replace(node, kind="UpdateEventTimeWatermarkColumn") if node.kind == "Project" else node
+
+    parts = cut_plan(transform_up(plan_of(version, name).plan, timed))
+    assert shape_of(parts) == SHAPES[name]
+    (projection,) = [node for node in parts.top.nodes() if node.kind == "Project"]
+    assert (projection.edit, projection.is_original) == ("project", False)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -24,7 +24,15 @@ from riffle_spark.process.plans.grouping_keys import (
 )
 from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
 from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
-from riffle_spark.process.plans.new_expressions import NewExpression, is_null, leaf_column, literal
+from riffle_spark.process.plans.new_expressions import (
+    NewExpression,
+    assemble_struct,
+    field_of,
+    is_null,
+    leaf_column,
+    literal,
+    struct,
+)
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, split_conjuncts
 from riffle_spark.process.plans.rules import REFUSED
 from riffle_spark.process.plans.tables import TableJoin, TableMapSide, split_join_condition
@@ -159,6 +167,26 @@ def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_fi
     assert refused.value.where == f"a: {catalog_name(refused_column.field)}"
 
 
+def test_a_user_defined_type_cannot_be_a_key() -> None:
+    """A key of a user-defined type is refused with the name of its class, not with its stored type."""
+    kind = {"type": "udt", "class": "org.apache.spark.ml.linalg.VectorUDT", "sqlType": "long"}
+    with pytest.raises(ConfigError, match=r"RIFFLE-0204.*VectorUDT \(a user-defined type\)"):
+        read_grouping_keys(keyed([column("v", kind)]))
+
+
+def test_fields_of_a_struct_get_their_collation_back() -> None:
+    """Fields of a struct that Python workers returned without collations are cast to their types in the query."""
+    fields = [column(name, "string").field for name in ("a", "b")]
+    plain = column("s", {"type": "struct", "fields": fields})
+    collated = replace(plain, field={**plain.field, "metadata": {"__COLLATIONS": {"s.a": "spark.UTF8_LCASE"}}})
+    values: dict[tuple[int, ...], Expression | NewExpression] = {(0,): literal("x"), (1,): literal("y")}
+    assert assemble_struct(values, {}, plain) == struct([("a", literal("x")), ("b", literal("y"))])
+    assembled = assemble_struct(values, {}, collated)
+    assert isinstance(assembled, NewExpression)
+    assert [part.kind for part in assembled.parts] == ["cast", "cast"]
+    assert assembled.parts[1] == NewExpression("cast", (literal("y"), field_of(collated.expression, 1)))
+
+
 def test_a_distinct_value_counts_only_in_rows_that_pass_the_filter() -> None:
     """A distinct value counts only in rows that pass the filter, and only if it is not null."""
     argument, condition = column("n"), column("is_wanted", "boolean", 1).expression
@@ -271,6 +299,24 @@ def test_arguments_of_a_grouped_function_are_sent_once_by_name(version: str) -> 
     assert list(rows.values) == ["page", "at", "n"]
 
 
+def test_an_argument_that_is_passed_twice_is_sent_twice() -> None:
+    """An argument that is passed twice, or whose key is sent normalised, has a column of its own. So has the end of a
+    window that is compared with the watermark.
+    """
+    price, n = column("price", "double", 1), column("n", number=2)
+    rows = FunctionMapSide(read_group_keys([price], frozenset()), {1: price, 2: n})
+    rows.add_arguments([price.expression, n.expression, n.expression])
+    assert [name for name, _ in rows.arguments] == ["price", "n", "n"]
+    assert len({sent for _, sent in rows.arguments} | {"price"}) == 4
+    assert next(iter(rows.values)) == "price"
+    assert all(rows.values[sent] in (price.expression, n.expression) for _, sent in rows.arguments)
+    ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
+    window = column("w", {"type": "struct", "fields": ends}, 3, metadata={"spark.watermarkDelayMs": 5})
+    sent = rows.add_event_time([n, window])
+    assert sent is not None
+    assert rows.values[sent] == field_of(window.expression, 1)
+
+
 def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
     """Return the map side of a recorded join. Its keys are the equalities of the condition."""
     plan = plan_of(version, query)
@@ -317,6 +363,21 @@ def test_an_outer_join_lists_sides_whose_unmatched_rows_are_emitted(
     rows = joined(version, "a join of streams", how)
     assert rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ()).outer == outer
     assert rows.stored_meanings()["join"].split()[0] == how
+
+
+def test_conditions_that_arrow_orders_differently_are_left_to_spark() -> None:
+    """A comparison of doubles, whose NaN Arrow orders differently, and another condition are not compared in slots."""
+    a, x, b, y = (column(name, kind, number) for number, (name, kind) in enumerate(
+        [("a", "long"), ("x", "double"), ("b", "long"), ("y", "double")]
+    ))  # fmt: skip
+    both = (x.expression, y.expression)
+    rest = [Expression("LessThan", both, {}, 0), Expression("NotEqual", both, {}, 0)]
+    keys = (read_grouping_keys(keyed([a])), read_grouping_keys(keyed([b])))
+    join = EquiJoin("Inner", ([a, x], [b, y]), keys, rest, None, (None, None), (None, None), {0, 1, 2, 3})
+    rows = JoinMapSide(join, ExpressionFacts(lambda expression: expression.kind, lambda _: x.field))
+    assert rows.comparisons == []
+    spec = rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ())
+    assert (spec.left.filter_column, spec.right.filter_column, spec.comparisons) == (None, None, ())
 
 
 def test_rows_of_a_join_by_window_are_due_at_its_end() -> None:
@@ -406,4 +467,20 @@ def test_a_join_that_does_not_use_the_table_key_is_refused(version: str) -> None
     without = PlanNode("Join", stage.node.children, {}, {}, is_streaming=True, handle=0)
     with pytest.raises(ConfigError, match=REFUSED["table_keys"].id) as refused:
         split_join_condition(without, table, (left, right))
+    assert refused.value.where == "other"
+
+
+@every_version
+def test_struct_keys_of_a_table_join_must_have_the_same_fields(version: str) -> None:
+    """A join of a struct with a table's key of other fields is refused, and the error names the table's key."""
+    plan = plan_of(version, "a join with a table")
+    (stage,) = cut_plan(plan.plan).stages
+    table, (left, right) = find_table(stage.node), plan.outputs[0]
+    assert table is not None
+    fields: list[Any] = [column(name).field for name in ("a", "b")]
+    pair = read_grouping_keys(keyed([column("s", {"type": "struct", "fields": fields}, 90)]))
+    other = read_grouping_keys(keyed([each for each in right if each.name == "other"]))
+    join = TableJoin(stage.node, table, (left, right), (pair, other), [])
+    with pytest.raises(ConfigError, match=REFUSED["join_structs"].id) as refused:
+        TableMapSide(join, [], None)
     assert refused.value.where == "other"

@@ -191,11 +191,15 @@ def test_all_pairs_of_a_key_are_emitted_from_several_pieces(monkeypatch: pytest.
 def test_a_side_with_only_key_columns_is_buffered() -> None:
     """A side with only key columns is buffered too. Without a due time its rows are never evicted."""
     right = replace(
-        INNER.right, output=pa.schema([("j", pa.string())]), buffered=pa.schema([]), key_backed=(("j", "k"),)
+        INNER.right,
+        output=pa.schema([("j", pa.string())]),
+        buffered=pa.schema([]),
+        key_backed=(("j", "k"),),
+        filter_column=None,
     )
     with harness(
         replace(INNER, left=replace(INNER.left, due=None), right=replace(right, due=None), comparisons=())
-    ) as query:
+    ) as query:  # its rows have no condition either
         query.feed(table_of([Row(False, "a", 3000, 2, True)]))
         query.advance_watermark(1_000_000)
         query.feed()

@@ -97,3 +97,5 @@ def test_list_elements_are_numbered_per_key_and_variable() -> None:
     made = wide_rows(schema, rows)
     assert made.column(INDEX).to_pylist() == [0, 0, 0, 1, 1, None]
     assert made.column(VARIABLE).to_pylist() == ["left", "left", "right", "left", "left", "__timer"]
+    numbered = rows.slice(0, 5).set_column(2, INDEX, pa.array([9, 8, 7, 6, 5], pa.int64()))
+    assert wide_rows(schema, numbered).column(INDEX).to_pylist() == [9, 8, 7, 6, 5]

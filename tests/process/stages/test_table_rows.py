@@ -90,3 +90,12 @@ def test_an_event_gets_the_last_change_of_its_key(alone: bool, batches: list[tup
         assert query.state() == {
             (key,): {"name": change.name, "tags": None, "at": change.at} for key, change in table.items()
         }
+
+
+def test_a_table_may_have_only_the_column_that_orders_its_changes() -> None:
+    """A table whose only column orders its changes keeps the greatest value of each key."""
+    spec = replace(SPEC, table_columns=pa.schema([KEPT.field("at")]))
+    rows = [row_of(row) for row in (Change("a", 2, None), Change("a", 1, None), Event("a", 7))]
+    with Harness(Stateful("table.k", "k", TableRows(spec)), ROWS) as query:
+        assert [(row["n"], row["at"]) for row in query.feed(rows)] == [(7, 2)]
+        assert query.state() == {("a",): {"at": 2}}

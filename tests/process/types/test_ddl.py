@@ -126,6 +126,7 @@ def test_a_json_schema_equals_its_ddl(kind: object, expected: pa.DataType) -> No
         json_of({"type": "udt", "sqlType": "long"}),
         json_of("string", __COLLATIONS="icu.UNICODE_CI"),
         json_of(5),
+        json_of({"type": "tensor", "elementType": "long"}),
         '{"type": "struct"}',
         "no json",
         "[]",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.fields import Fields, to_python_list
+from riffle_spark.process.types.fields import Fields, rows_as_tuples, to_python_list
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from tests.kit.state.drawn_tables import KEY_TYPES
@@ -164,6 +164,12 @@ def test_any_iterable_is_accepted_as_a_tuple(values: object) -> None:
     assert Fields(schema_of_ddl("k string")).normalize("a") == ("a",)
 
 
+def test_a_row_of_another_size_is_refused_with_both_numbers() -> None:
+    """The error for a row of another size has the number of its values and of the fields."""
+    with pytest.raises(Misfit, match=r"\Agot 3 values for 2 fields\Z"):
+        Fields(schema_of_ddl("a int, b int")).normalize((1, 2, 3))
+
+
 @pytest.mark.parametrize(
     "values", [(1,), (1, 2, 3), 5, None, "ab", {"a": 1, "b": 2}, iter(())], ids=lambda values: type(values).__name__
 )
@@ -239,3 +245,14 @@ def test_fast_lists_of_values_equal_to_pylist(data: st.DataObject) -> None:
         python_values, expected = to_python_list(array), array.to_pylist()
         assert python_values == expected
         assert [getattr(v, "tzinfo", None) for v in python_values] == [getattr(v, "tzinfo", None) for v in expected]
+
+
+def test_rows_without_columns_are_empty_tuples() -> None:
+    """Rows of a table without columns are empty tuples, as many as the table has rows."""
+    assert list(rows_as_tuples(pa.table({"a": [1, 2]}).select([]))) == [(), ()]
+
+
+def test_dates_that_python_cannot_hold_raise_an_error() -> None:
+    """A date after the year 9999 raises an error instead of becoming an integer."""
+    with pytest.raises((ValueError, OverflowError)):
+        to_python_list(pa.array([0, 4_000_000], pa.date32()))

@@ -12,6 +12,8 @@ from riffle_spark.errors import ConflictError, Misplaced, OutOfDate, Unavailable
 from riffle_spark.messages.slot_orders import RECEIPT, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import operator_of
+from riffle_spark.protocol.ports import StaleRows
+from riffle_spark.protocol.receipts import last_run_error
 from riffle_spark.testing import Attempt, SimWork
 from tests.kit.simulated.world import World, one, totals
 
@@ -43,6 +45,25 @@ def test_a_batch_whose_slots_stay_misplaced_fails(world: World) -> None:
     assert "Nothing was committed" in caught.value.remedy
     assert world.log().tail.version == -1  # type: ignore[union-attr]
     assert world.batch(0, one(1)).decision == "run"
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "remedy"),
+    [
+        (Misplaced("slot 3"), (), "spark.locality.wait"),
+        (OutOfDate("slot 3"), (), "Check why executors are lost."),
+        (StaleRows("slot 3"), (), "cached RDDs"),
+        (Misplaced("slot 3"), ("7", "5"), "(5, 7 during the batch)"),
+    ],
+)
+def test_the_remedy_of_a_batch_that_keeps_failing_fits_its_cause(
+    error: Misplaced | OutOfDate | StaleRows, lost: tuple[str, ...], remedy: str
+) -> None:
+    """The remedy names lost executors, and else what the kind of the last error suggests."""
+    raised = last_run_error(7, 3, error, lost, "s3://bucket/state")
+    assert remedy in raised.remedy
+    assert "Batch 7" in raised.problem
+    assert "each of 3 runs" in raised.problem
 
 
 def test_a_lost_block_never_mixes_attempts(world: World) -> None:

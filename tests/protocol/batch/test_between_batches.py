@@ -13,6 +13,7 @@ from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.world import World
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -40,6 +41,14 @@ class RecordingListener(RebalanceListener):
     def on_lost(self, moves: Sequence[Any]) -> None:
         """Record the moves of lost owners."""
         self.calls.append(("lost", {m["from_executor"] for m in moves}, {m["key_group"] for m in moves}))
+
+
+def test_a_query_that_has_not_started_rests_without_state(tmp_path: Path) -> None:
+    """Before its first batch a query has no state and nothing to do between batches."""
+    world = World(tmp_path)
+    assert world.driver.stored_rows() == {}
+    assert world.rest(3) == [False, False, False]
+    assert world.memory.list("") == []
 
 
 @pytest.mark.parametrize("standbys", [0, 1])

@@ -79,6 +79,20 @@ def test_a_member_with_a_failing_disk_is_quarantined_and_returns(
     world.check_state()
 
 
+def test_a_batch_that_may_run_only_once_fails_with_the_disk(tmp_path: Path, disks: ExitStack) -> None:
+    """With batch_attempts = 1 a batch is not run again on another member. The next start of it is."""
+    world = Elastic(tmp_path, batch_attempts=1)
+    world.feed_every(BATCH_SECONDS, 3)
+    disk = disk_of(world, "1", disks, "read-only")
+    disk.refuse()
+    with pytest.raises(LocalDiskError) as refused:
+        world.batch(world.version + 1, one(1))
+    assert refused.value.id != "RIFFLE-0514", "the disk of the other executor works"
+    assert set(world.feed().owners) == {"2"}
+    disk.recover()
+    world.check_state()
+
+
 def test_the_census_after_a_restart_detects_a_failing_disk(tmp_path: Path, disks: ExitStack) -> None:
     """After a restart the census checks the disk, so that the first batch runs once."""
     world = Elastic(tmp_path)
@@ -120,6 +134,8 @@ def test_a_quarantined_member_is_retried_before_the_batch_fails(tmp_path: Path, 
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
     first.fail()
     assert set(world.feed().owners) == {"2"}
+    facts = world.driver.facts()
+    assert {member.executor: member.state for member in facts.members} == {"1": "quarantined", "2": "active"}
     first.recover()
     second.fail()
     report = world.feed()

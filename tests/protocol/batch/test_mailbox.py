@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle_spark.errors import ConfigError, FencedError, UnavailableError
+from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.protocol.batch import mailbox
 from riffle_spark.protocol.batch.mailbox import (
     ANSWERS_KEPT,
@@ -408,6 +409,20 @@ class TestFaults:
         assert warned == [True, False, False]
         assert operator.states() == [("ann-1", "applied")]
 
+    @pytest.mark.parametrize("change", [{"command": 7}, {"expires_ms": "soon"}, {"arguments": []}, {"number": True}])
+    def test_a_request_with_a_value_of_another_type_is_unreadable(self, change: dict[str, object]) -> None:
+        """A request with a value of another type is not read."""
+        body = {**asdict(_request(1)), **change}
+        assert MailboxRequest.from_json(asdict(_request(1))) == _request(1)
+        with pytest.raises(TypeError):
+            MailboxRequest.from_json(body)
+
+    @pytest.mark.parametrize("row", [None, [1, "a", "applied", 5, ""], [1, "a", "lost", 5, "", ""]])
+    def test_an_unknown_answer_in_a_record_is_refused(self, row: object) -> None:
+        """A record with an answer of another form or an unknown state is refused."""
+        with pytest.raises(CorruptStateError, match="RIFFLE-0227"):
+            read_requests({"answers": [row]})
+
     def test_one_unreadable_request_is_refused_alone(self, world: World, operator: Operator) -> None:
         """An unreadable request is refused, and the other requests are applied."""
         operator.ask("rebalance")
@@ -493,6 +508,26 @@ class TestMailboxFormat:
         assert add_request(RacingStore(store), first, lambda: 0).number == 2
         assert [(each.id, each.number) for each in read_mailbox(store)[0].requests] == [("second", 1), ("first", 2)]
 
+    def test_a_request_that_others_always_overtake_is_not_added(self) -> None:
+        """A request that loses against other commands at each attempt is not added, and neither is one that the store
+        never takes.
+        """
+
+        class Overtaken(MemoryStore):
+            """A store in which others always write first."""
+
+            def put_if_absent(self, name: str, data: bytes) -> bool:  # noqa: ARG002
+                """Write nothing."""
+                return False
+
+        request = MailboxRequest(0, "first", "rebalance", {}, "ann", "a", 0, 10)
+        with pytest.raises(UnavailableError, match="RIFFLE-1352"):
+            add_request(Overtaken("overtaken"), request, lambda: 0)
+        lost = FaultyStore(MemoryStore("lost"), [Fault("request_lost", method="put", times=None)])
+        with pytest.raises(UnavailableError) as caught:
+            add_request(lost, request, lambda: 0)
+        assert caught.value.id != "RIFFLE-1352"
+
     @pytest.mark.parametrize("kind", ["answer_lost", "request_lost"])
     def test_a_lost_answer_adds_a_request_once(self, kind: str) -> None:
         """If the answer of the store is lost, the request is added once, whether or not the write succeeded."""
@@ -518,6 +553,14 @@ class TestRequestsInMailbox:
         """A new request removes the oldest expired requests, so that one record can answer all."""
         box = Mailbox(PENDING_MAX, tuple(_request(number, 0) for number in range(1, PENDING_MAX + 1)))
         assert [each.number for each in box.add(_request(0), answered=0).requests] == [*range(2, PENDING_MAX + 2)]
+
+    def test_a_full_mailbox_refuses_a_request_until_one_is_answered(self) -> None:
+        """A mailbox whose requests all wait for an answer refuses another one, and the remedy is to wait."""
+        box = Mailbox(PENDING_MAX, tuple(map(_request, range(1, PENDING_MAX + 1))))
+        with pytest.raises(ConfigError, match="RIFFLE-1351") as refused:
+            box.add(_request(0), answered=0)
+        assert "riffle requests ROOT" in refused.value.remedy
+        assert box.add(_request(0), answered=1).last == PENDING_MAX + 1
 
     def test_requests_are_read_in_their_order(self) -> None:
         """Requests are read in the order of their numbers, whatever their order in the object."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from riffle_spark.console import state_edits
 from riffle_spark.errors import FencedError, RefusedError, UnavailableError
 from riffle_spark.protocol.batch.mailbox import Answer, MailboxRequest, add_request, last_number, read_mailbox
 from riffle_spark.protocol.batch.stored_requests import read_requests
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.paths import MAILBOX
-from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record import Record, encode
 from tests.kit.root_commands import run_command
 from tests.kit.simulated.world import Crash, World, one
 from tests.kit.state.faulty_store import Fault, Kind
@@ -64,6 +66,40 @@ def world(tmp_path: Path) -> World:
     query.batch(0, one(1, SECRET))
     query.batch(1, one(2, "b"))
     return query
+
+
+def test_an_unknown_row_count_stays_unknown_after_a_requested_deletion(world: World) -> None:
+    """If the log has no row count of a store, as in records of old versions, a requested deletion invents none."""
+    tail = tail_of(world)
+    world.memory.delete([paths.record_name(tail.sequence)])
+    assert world.memory.put_if_absent(paths.record_name(tail.sequence), encode(replace(tail, row_counts={})))
+    world.start()
+    ask(world, "delete")
+    for version in (2, 3):
+        world.batch(version, one(5, "b"))
+    (record,) = changes(world)
+    assert record.row_counts == {}
+    assert keys(world) == {"b"}
+
+
+def test_a_key_is_removed_from_the_mailbox_after_a_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If another operator writes while the driver removes an answered key from the mailbox, it is removed later, and no
+    request is lost.
+    """
+    ask(world, "delete")
+    write = world.store.replace_if_unchanged
+
+    def overtaken(name: str, data: bytes, tag: str) -> Any:
+        monkeypatch.setattr(world.store, "replace_if_unchanged", write)
+        ask(world, "delete", key="b")
+        return write(name, data, tag)
+
+    monkeypatch.setattr(world.store, "replace_if_unchanged", overtaken)
+    for version in range(2, 6):
+        world.batch(version, one(5, "c"))
+    assert [answer.state for answer in answers(world)] == ["applied", "applied"]
+    assert keys(world) == {"c"}
+    assert SECRET.encode() not in (world.memory.get(MAILBOX) or b"")
 
 
 def test_a_requested_deletion_is_applied_before_the_next_batch(world: World) -> None:

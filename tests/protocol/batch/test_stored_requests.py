@@ -27,6 +27,7 @@ from riffle_spark.protocol.batch.stored_requests import (
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.record import RecordedMember
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.testing import ManualClock
 from tests.kit.simulated.elastic_world import Elastic
@@ -423,3 +424,12 @@ def test_requests_of_a_later_version_are_stored_unchanged(tmp_path: Path) -> Non
     tail = world.log().tail
     assert tail is not None
     assert tail.orders == {**later, "drained": [world.member("1")]}
+
+
+def test_a_member_is_only_awaited_under_its_own_name() -> None:
+    """A record in which a lost member is awaited under another name is refused."""
+    member = RecordedMember("m2", "2", "host", 1, None, {}, {})
+    read = read_requests({"awaited": {"m2": [0, member.to_json()]}})
+    assert [waiting.member.id for waiting in read.awaited] == ["m2"]
+    with pytest.raises(CorruptStateError, match="RIFFLE-0227"):
+        read_requests({"awaited": {"m1": [0, member.to_json()]}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.columns import positions_of
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.part_files import PartFiles
 from riffle_spark.state.copies.part_runs import OpenBlock, merge_into_block
@@ -260,3 +262,32 @@ def test_an_inconsistent_block_index_is_refused(
     path.write_bytes(bytes(body))
     with pytest.raises(DamagedCopy):
         PartFiles(path.parent.parent).read_runs(parts[3]._replace(checksum=checksum), PAIRS, 3)
+
+
+def test_a_block_with_other_rows_than_its_index_is_refused() -> None:
+    """A block whose index lists fewer rows than it has is refused, because rows would be missing."""
+    tables = [rows_of(PAIRS, {TWINS[n]: n}) for n in range(3)]
+    _, block = part_codec.encode_slices(pa.concat_tables(tables).combine_chunks(), np.arange(4), PAIRS.due)
+    for starts, fits in (([0, 1, 3], True), ([0, 1, 2], False)):
+        data = encode_block_file(block, np.array([3, 7], np.int32), np.array(starts))
+        rows, index = read_index(pa.py_buffer(data))
+        with nullcontext() if fits else pytest.raises(CorruptStateError, match="RIFFLE-1420"):
+            OpenBlock(part_codec.open_block(rows, "block"), index, PAIRS, 1)
+
+
+@pytest.mark.parametrize("size", [0, 7, 1 << 40])
+def test_a_block_file_with_an_impossible_length_of_its_index_is_refused(size: int) -> None:
+    """A block file is refused if the length of its index is zero, not a multiple of a row, or more than the file."""
+    data = bytearray(encode_block_file(b"rows", np.array([3, 7], np.int32), np.array([0, 2, 5])))
+    place = data.index((16).to_bytes(8, "little"))
+    data[place : place + 8] = size.to_bytes(8, "little")
+    with pytest.raises(ValueError, match=f"an index of {size} bytes"):
+        read_index(pa.py_buffer(bytes(data)))
+
+
+@pytest.mark.parametrize(("key_groups", "starts"), [([7, 3], [0, 2, 5]), ([3, 3], [0, 2, 5]), ([3, 7], [0, 5, 2])])
+def test_a_block_file_with_unsorted_key_groups_or_rows_is_refused(key_groups: list[int], starts: list[int]) -> None:
+    """A block file is refused if its key-groups are not ascending, or if a key-group ends before it starts."""
+    data = encode_block_file(b"rows", np.array(key_groups, np.int32), np.array(starts))
+    with pytest.raises(ValueError, match="invalid index"):
+        read_index(pa.py_buffer(data))

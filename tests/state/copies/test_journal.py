@@ -5,17 +5,28 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import shutil
 import signal
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.state.copies import journal_file
-from riffle_spark.state.copies.journal import Change, Listing, encode_entry, first_seed, read_entries
+from riffle_spark.state.copies.journal import (
+    _CHANGE,
+    _FRAME,
+    Change,
+    Listing,
+    encode_entry,
+    first_seed,
+    read_entries,
+)
+from riffle_spark.state.copies.journal_file import JournalFile
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
@@ -345,3 +356,55 @@ def take_step(folder: Path, model: dict[int, Stack], kind: str, argument: object
         entry = encode_entry([Change(3, head_of(5), 0, (part(5),))], seed)[0]
         with journals_in(folder)[-1].open("ab") as file, suppress(IndexError):
             file.write(entry[:argument])
+
+
+def test_an_entry_whose_parts_or_key_groups_do_not_fit_is_ignored() -> None:
+    """An entry that changes a key-group twice, or that has parts of no key-group, counts as damaged."""
+    once = [Change(7, head_of(1), 0, (part(1), part(2)))]
+    data, _ = encode_entry(once, SEED)
+    assert read_entries(data, Listing(), SEED)[1] == len(data)
+    twice, _ = encode_entry([*once, Change(7, head_of(2), 0, (part(3),))], SEED)
+    assert read_entries(twice, Listing(), SEED)[1] == 0
+    body = data[_FRAME.size :]
+    fewer = body.replace(_CHANGE.pack(7, 1, 0, 0, 2), _CHANGE.pack(7, 1, 0, 0, 1))
+    assert fewer != body
+    unlisted = _FRAME.pack(xxhash.xxh3_64_intdigest(fewer, SEED), len(fewer)) + fewer
+    assert read_entries(unlisted, Listing(), SEED)[1] == 0
+
+
+@pytest.mark.parametrize("removals", [1, 2, 9])
+def test_a_folder_that_is_removed_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    """If another process removes the folder before a writer has its lock, the writer makes it again, up to twice."""
+    acquire = JournalFile._acquire
+    left = [removals]
+
+    def overtaken(journal: JournalFile, descriptor: int) -> None:
+        if left[0]:
+            left[0] -= 1
+            shutil.rmtree(tmp_path / "stacks" / "totals")
+        acquire(journal, descriptor)
+
+    monkeypatch.setattr(JournalFile, "_acquire", overtaken)
+    change = {7: (None, stack_of(1, 1))}
+    if removals > 2:
+        with pytest.raises(FileNotFoundError):
+            Stacks(tmp_path, "totals").replace_many(change)
+        return
+    assert Stacks(tmp_path, "totals").replace_many(change)
+    assert read_anew(tmp_path) == {7: stack_of(1, 1)}
+
+
+def test_a_disk_that_takes_only_a_part_of_an_entry_refuses_it(tmp_path: Path) -> None:
+    """An entry of which the disk takes only a part is an error and not a success."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    file = tmp_path / "journal"
+    with file.open("wb", buffering=0) as opened:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+        try:
+            with pytest.raises(OSError, match="No space left"):
+                journal_file._write_all(opened.fileno(), bytes(100), str(file))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file.stat().st_size == 50

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.part_files import PartFiles
 from riffle_spark.state.copies.places import encryption_place
@@ -58,3 +59,14 @@ def test_a_part_encrypted_for_another_key_group_raises_damaged_copy(tmp_path: Pa
     part = written(tmp_path, FILES["a delta"], part_codec.encode(delta_table({"a": 1})), 1, own_keys)
     with pytest.raises(DamagedCopy):
         PartFiles(tmp_path, own_keys).read_as_snapshot(part, SCHEMA.store, KEY_GROUP + 1)
+
+
+def test_the_least_recently_opened_files_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If more files are open than allowed, the least recently opened ones are closed, and read again when needed."""
+    monkeypatch.setattr(part_files, "_FILES_MAX", 2)
+    data = part_codec.encode(delta_table({"a": 1}).drop_columns([part_codec.DELETED]))
+    parts = [written(tmp_path, f"fetched/{n}-{attempt(n)}.ab", data, 1, None) for n in range(4)]
+    for part in (*parts, parts[0]):
+        assert PartFiles(tmp_path).read_as_snapshot(part, SCHEMA.store, KEY_GROUP) is not None
+    names = [f"{tmp_path}/{part.file}" for part in parts]
+    assert [name for name in names if name in part_files._files] == [names[0], names[3]]

@@ -52,6 +52,8 @@ def test_the_error_for_a_null_in_a_not_null_field_names_the_field() -> None:
     ):
         with pytest.raises(pa.ArrowInvalid, match=f"Field '{name}' is declared NOT NULL"):
             cast_column(array, kind)
+    with pytest.raises(pa.ArrowInvalid, match=r"Expected the columns \['w'\], got \['v'\]"):
+        cast_table(pa.table({"v": [1]}), pa.schema([("w", pa.int64())]))
     with pytest.raises(pa.ArrowInvalid, match="Field 'v' is declared NOT NULL"):
         cast_table(pa.table({"v": [1, None]}), pa.schema([pa.field("v", pa.int64(), nullable=False)]))
 
@@ -92,6 +94,9 @@ def test_lists_are_cast_between_32_bit_and_64_bit_offsets() -> None:
     wide = cast_column(array.slice(1), pa.large_list(pa.large_string()))
     assert wide.to_pylist() == [None, [], ["b", None]]
     assert cast_column(wide, pa.list_(pa.string())).to_pylist() == [None, [], ["b", None]]
+    assert cast_column(wide.slice(1), pa.list_(pa.string())).to_pylist() == [[], ["b", None]]
+    without_null = cast_column(pa.array([["a"], []]), pa.large_list(pa.string()))
+    assert (without_null.to_pylist(), without_null.null_count) == ([["a"], []], 0)
 
 
 def test_a_cast_keeps_text_that_is_not_utf8() -> None:

@@ -1,11 +1,12 @@
-"""A stored decimal can be read under another declared decimal only if no digit can be lost."""
+"""Types that state can store, and types that a stored column can be read as."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from riffle_spark.state.formats.arrow_schemas import can_become
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.formats.arrow_schemas import can_become, check_storable
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,42 @@ def test_a_stored_decimal_keeps_its_precision_and_scale(declared: pa.DataType, i
     """A stored decimal(5, 2) has three digits before the point and two after it."""
     stored = pa.schema([("d", pa.decimal128(5, 2))])
     assert can_become(stored, pa.schema([("d", declared)])) == is_readable
+
+
+class Tagged(pa.ExtensionType):
+    """An extension type that is stored as a list of another type."""
+
+    def __init__(self, element: pa.DataType) -> None:
+        super().__init__(pa.list_(element), "tests.tagged")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        """Return no metadata."""
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("kind", "id"),
+    [
+        (pa.string_view(), "RIFFLE-0392"),
+        (pa.dictionary(pa.int32(), pa.string()), "RIFFLE-0392"),
+        (pa.struct([("l", pa.list_(pa.string_view()))]), "RIFFLE-0392"),
+        (Tagged(pa.string_view()), "RIFFLE-0392"),
+        (pa.list_(pa.list_(pa.int64(), 2), 3), "RIFFLE-0393"),
+    ],
+    ids=str,
+)
+def test_a_type_that_state_cannot_store_is_refused_at_any_depth(kind: pa.DataType, id: str) -> None:
+    """Views, dictionaries and fixed-size lists of fixed-size lists are refused, also inside other types."""
+    with pytest.raises(ConfigError, match="the column n") as refused:
+        check_storable(kind, "the column n")
+    assert refused.value.id == id
+    assert refused.value.remedy
+
+
+def test_dictionaries_and_extensions_of_storable_types_can_be_stored() -> None:
+    """An extension type can be stored as its storage type, and a dictionary where dictionaries are allowed."""
+    check_storable(Tagged(pa.int64()))
+    check_storable(pa.list_(pa.list_(pa.int64()), 2))
+    check_storable(pa.dictionary(pa.int32(), pa.string()), with_dictionaries=True)
+    with pytest.raises(ConfigError, match="RIFFLE-0392"):
+        check_storable(pa.dictionary(pa.int32(), pa.string_view()), with_dictionaries=True)

@@ -224,6 +224,15 @@ def test_names_that_are_not_utf8_are_refused_at_any_depth() -> None:
             schema_from_text(base64.b64encode(schema.replace(name, wrong)).decode())
 
 
+def test_a_part_with_a_duplicate_hash_column_is_refused() -> None:
+    """A part with two columns of hashes is refused, because a column is looked up by its name."""
+    hashes = pa.array([7], pa.uint64())
+    names = [part_codec.HASH, "k", part_codec.HASH]
+    data = part_codec.encode(pa.table([hashes, pa.array(["a"]), hashes], names=names))
+    with pytest.raises(CorruptStateError, match="part"):
+        part_codec.decode(data, part_codec.checksum(data), "part")
+
+
 def test_a_schema_with_a_duplicate_column_is_refused() -> None:
     """A schema with a duplicate column is refused, because columns are looked up by name."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0391"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -129,3 +131,54 @@ def test_the_error_for_a_wrong_value_names_the_nested_field() -> None:
         array_of_json([{"m": 1}], pa.field("x", kind))
     with pytest.raises(Misfit, match="not null"):
         array_of_json([None], pa.field("x", kind, nullable=False))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.float64(), True),
+        (pa.float64(), "many"),
+        (pa.decimal128(9, 2), True),
+        (pa.decimal128(9, 2), "x"),
+        (pa.bool_(), 1),
+        (pa.bool_(), "true"),
+        (pa.null(), 0),
+        (pa.month_day_nano_interval(), "1 day"),
+        (pa.list_(pa.int64()), 7),
+        (pa.list_(pa.int64(), 2), [1]),
+        (pa.map_(pa.string(), pa.int64()), [["a"]]),
+        (pa.map_(pa.int64(), pa.int64()), {"1": 1}),
+        (pa.struct([("n", pa.int64())]), [1]),
+        (pa.dictionary(pa.int32(), pa.string()), "a"),
+    ],
+    ids=str,
+)
+def test_a_json_value_of_another_type_is_refused_with_the_type(kind: pa.DataType, value: object) -> None:
+    """A JSON value of another type is refused, also if Python would convert it, and the error has the type."""
+    with pytest.raises(Misfit, match=rf"^x must be {re.escape(str(kind))}"):
+        array_of_json([None, value], pa.field("x", kind))
+
+
+def test_numbers_that_json_lacks_are_text() -> None:
+    """NaN and infinities are text in JSON, also of half floats, and are read back."""
+    shown = json_of_array(pa.array([float("nan"), float("inf"), float("-inf"), 1.5, None]))
+    assert shown == ["NaN", "Infinity", "-Infinity", 1.5, None]
+    read = array_of_json(parse_json(json.dumps(shown)), pa.field("x", pa.float64()))  # type: ignore[arg-type]
+    assert repr(read.to_pylist()) == "[nan, inf, -inf, 1.5, None]"
+    assert json_of_array(pa.array(np.array([1.5, np.nan], np.float16))) == [1.5, "NaN"]
+
+
+def test_maps_with_text_keys_may_be_objects_and_dictionaries_are_plain_values() -> None:
+    """A map with text keys may be a JSON object, and a dictionary column is shown as its values."""
+    kind = pa.map_(pa.string(), pa.int64())
+    read = array_of_json([{"a": 1, "b": None}, [["c", 2]], None], pa.field("x", kind))
+    assert read.to_pylist() == [[("a", 1), ("b", None)], [("c", 2)], None]
+    assert json_of_array(pa.array(["a", None, "a"]).dictionary_encode()) == ["a", None, "a"]
+
+
+def test_the_columns_that_route_a_key_are_enough() -> None:
+    """A key may be given by the columns that route it alone, or by all its columns."""
+    key = pa.schema([("user", pa.string()), ("item", pa.int64())])
+    assert parse_key("ann", key, "totals", ["user"]).to_pylist() == [{"user": "ann"}]
+    assert parse_key('["ann", 7]', key, "totals", ["user"]).to_pylist() == [{"user": "ann", "item": 7}]
+    assert parse_key('["ann", 7]', key, "totals", ["user", "item"]).to_pylist() == [{"user": "ann", "item": 7}]

@@ -147,3 +147,13 @@ def test_undecodable_text_and_out_of_range_times_are_shown() -> None:
     shown = {"t": "caf\ufffd", "l": ["a"], "at": 1 << 62, "b": b"\xff"}
     assert readable_rows(table) == [shown]
     assert readable_row(pa.concat_tables([table, table]), 1) == shown
+
+
+def test_a_column_may_be_declared_as_a_dictionary_of_its_stored_type() -> None:
+    """A column that was stored as text can be read as a dictionary of text."""
+    kind = pa.dictionary(pa.int32(), pa.string())
+    fitted = part_codec.fit_columns(pa.table({"k": ["a", "b", "a"]}), pa.schema([("k", kind)]))
+    assert fitted.column("k").type == kind
+    assert fitted.column("k").to_pylist() == ["a", "b", "a"]
+    with pytest.raises(CorruptStateError, match="RIFFLE-0401"):
+        part_codec.fit_columns(pa.table({"k": ["a"]}), pa.schema([("k", pa.dictionary(pa.int32(), pa.int64()))]))

@@ -178,3 +178,25 @@ def test_a_key_group_that_is_listed_twice_is_refused() -> None:
     columns["stores"]["totals"][1][0] = 0
     with pytest.raises(ValueError, match="twice"):
         checked_entries_from_json(columns)
+
+
+@pytest.mark.parametrize("key_group", [-1, 32_768, True, "0"])
+def test_an_impossible_key_group_is_refused(key_group: object) -> None:
+    """A key-group that no query can have is refused."""
+    columns = columns_of({("totals", 0): Entry(chain=(link(3),))})
+    columns["stores"]["totals"][0][0] = key_group
+    assert result_of(read_each_by_itself, columns) is None
+    with pytest.raises(ValueError, match="there is a key-group"):
+        checked_entries_from_json(columns)
+
+
+@pytest.mark.parametrize(("place", "number"), [(2, -1), (2, 1.0), (3, NUMBERS_END), (3, True), (4, "-1")])
+def test_an_impossible_block_is_refused(place: int, number: object) -> None:
+    """A block with an impossible size, number of rows or checksum is refused."""
+    block = link_in_block(link(3).head, 0, 7, 1, Block(100, 5), None)
+    columns = columns_of({("totals", 0): Entry(chain=(block,))})
+    assert checked_entries_from_json(columns)
+    columns["heads"][0][place] = number
+    assert result_of(read_each_by_itself, columns) is None
+    with pytest.raises(ValueError, match=r"invalid (block|checksum)"):
+        checked_entries_from_json(columns)

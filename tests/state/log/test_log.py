@@ -28,6 +28,16 @@ def test_an_empty_root_opens_as_an_empty_log() -> None:
     assert log.next_is_absent()
 
 
+def test_an_append_with_an_answer_needs_no_settling() -> None:
+    """After an append with a clear answer, settling it sends no request and returns its record."""
+    store = MemoryStore()
+    log = opened(store)
+    record = log.append(drafted("a"), log.manifest)
+    before = dict(store.requests)
+    assert log.settle_append() == record == log.tail
+    assert dict(store.requests) == before
+
+
 def test_a_driver_lists_the_log_again_before_it_refuses_the_root() -> None:
     """A driver that finds objects but no record lists the log again before it refuses the root."""
     inner = MemoryStore()
@@ -126,7 +136,10 @@ def test_an_append_found_committed_after_a_long_absence_is_fenced_i4() -> None:
     assert not store.exists(paths.record_name(4))
 
 
-def test_a_claim_whose_second_put_succeeds_is_fenced_i4() -> None:
+@pytest.mark.parametrize(
+    "faults", [[], [Fault("answer_lost", "put", paths.LOG, skip=1)]], ids=["answered", "unanswered"]
+)
+def test_a_claim_whose_second_put_succeeds_is_fenced_i4(faults: list[Fault]) -> None:
     """A claim is fenced if its second put, which should be refused, succeeds because other drivers have swept the
     record.
     """
@@ -140,9 +153,10 @@ def test_a_claim_whose_second_put_succeeds_is_fenced_i4() -> None:
 
     late = FaultyStore(inner, [Fault("slow", "put", paths.LOG, skip=1)], sleep=others_go_on)
     grown(inner, 3)
-    log = opened(FaultyStore(late, [Fault("answer_lost", "put", paths.LOG, skip=1)]))
+    log = opened(FaultyStore(late, faults))
     with pytest.raises(FencedError):
         log.append(replace(drafted("a", 2), kind="claim", epoch=2), log.manifest)
+    assert faults or not inner.exists(paths.record_name(3)), "the record would be taken for the one before the oldest"
 
 
 def test_each_record_has_the_digest_of_the_previous_one_i3() -> None:

@@ -116,6 +116,29 @@ def test_a_savepoint_with_an_invalid_name_id_or_number_is_refused(changes: dict[
         decode(packed(body, 9), "log/0")
 
 
+MEMBER: list[object] = ["m1", "1", "host", 2, "rack", {"zone": "a"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("members", [*MEMBER[:3], "2", *MEMBER[4:]]),
+        ("members", [*MEMBER[:4], 7, *MEMBER[5:]]),
+        ("members", [*MEMBER[:5], {"zone": 7}, {}]),
+        ("members", MEMBER[:6]),
+        ("shards", [7, 0]),
+        ("shards", ["events", "0"]),
+        ("shards", ["events", True]),
+    ],
+)
+def test_a_record_with_an_impossible_member_or_partition_is_refused(field: str, value: list[object]) -> None:
+    """A record is refused if a member or a partition has another form, because other values would be taken for it."""
+    good = MEMBER if field == "members" else ["events", 0]
+    decode(packed({**body_of(PLAIN), field: [good]}, 9), "log/0")
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
+        decode(packed({**body_of(PLAIN), field: [value]}, 9), "log/0")
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -218,7 +218,9 @@ class TestReads:
         """A range beyond the end of an object is empty; status 416 is no error."""
         assert scripted.store(Answer(416), root=cloud.root).get("log/1", 9) == b""
 
-    @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"items": [3]}', b'{"items": [{"name": "elsewhere"}]}'])
+    @pytest.mark.parametrize(
+        "body", [b"", b"<html/>", b"[]", b'{"items": [{"name": 3}]}', b'{"items": [{"name": "elsewhere"}]}']
+    )
     def test_a_list_answer_without_a_valid_list_is_refused(
         self, http_cloud: Cloud, scripted: ScriptedServer, body: bytes
     ) -> None:

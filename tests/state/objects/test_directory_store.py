@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -168,6 +168,26 @@ class TestDirectory:
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(come_and_go, range(4)))
         assert store.list("") == []
+
+    def test_a_put_whose_directory_is_always_removed_can_be_tried_again(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A put fails with a remedy if another process removes its directory again and again, and leaves no file."""
+        make = DirectoryStore._make
+
+        def make_in_vain(opened: DirectoryStore, folder: Path) -> Sequence[Path]:
+            missing = make(opened, folder)
+            if "delta" in folder.parts:
+                folder.rmdir()
+            return missing
+
+        monkeypatch.setattr(DirectoryStore, "_make", make_in_vain)
+        with pytest.raises(UnavailableError, match="kept deleting the directory") as caught:
+            store.put_if_absent("delta/1/a", b"abc")
+        assert caught.value.remedy == "Try again."
+        monkeypatch.undo()
+        assert store.list("") == []
+        assert store.put_if_absent("delta/1/a", b"abc")
 
     def test_exactly_one_process_puts_each_name(self, store: ObjectStore, root: Path) -> None:
         """Of three processes that put the same fifty names, exactly one gets True for each name."""

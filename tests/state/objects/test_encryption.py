@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError, UnavailableError
 from riffle_spark.state.log import paths
+from riffle_spark.state.objects import encryption
 from riffle_spark.state.objects.encryption import (
     HEADER_BYTES_MAX,
     PLAIN,
@@ -120,6 +121,16 @@ def test_equal_parts_are_encrypted_to_different_bytes() -> None:
     some = [seal(b"row", PLACE), seal(b"row", PLACE), keys(f"a = {ONE}").new_encryption()(b"row", PLACE)]
     assert len({part[-20:] for part in some}) == 3
     assert len({part[14:30] for part in some}) == 2  # the salts
+
+
+def test_a_part_that_is_too_large_to_be_encrypted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that is larger than one encryption can be is refused with a remedy, before anything is encrypted."""
+    monkeypatch.setattr(encryption, "_PART_BYTES_MAX", 10)
+    encrypt = keys(f"a = {ONE}").new_encryption()
+    assert encrypt(bytes(10), PLACE)
+    with pytest.raises(ConfigError, match="11 bytes is too large") as refused:
+        encrypt(bytes(11), PLACE)
+    assert "riffle dispatch" in refused.value.remedy
 
 
 def test_the_last_key_writes_and_all_read() -> None:

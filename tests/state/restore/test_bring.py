@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,14 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Head
+from riffle_spark.state.restore import stack_parts
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import AdvanceCounts, StackKeeper
 from riffle_spark.state.restore.stack_parts import _merge_start
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place, rows_of_copy
+from tests.kit.state.stack_changes import part
 
 
 @pytest.fixture
@@ -215,3 +218,13 @@ def test_a_copy_that_another_process_advanced_is_finished_at_its_head(place: Pla
         copy = CopyProgress((SCHEMA.store, 1), entry, links=entry.chain)
         planner.accept_if_advanced(copy, OutOfDate("moved"))
         assert copy.is_finished == is_finished
+
+
+def test_merges_are_split_into_blocks_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges are split into blocks when their parts have enough bytes, and each merge is in one of them."""
+    monkeypatch.setattr(stack_parts, "_BLOCK_BYTES", 25)
+    stack: Any = None  # only the parts decide
+    merges = [(number, stack, [part(number)] * count) for number, count in enumerate((1, 2, 1, 1, 1, 1))]
+    sizes = [[number for number, _, _ in block] for block in stack_parts._split_by_size(merges)]
+    assert sizes == [[0, 1], [2, 3, 4], [5]]
+    assert next(iter(stack_parts._split_by_size(merges[:2]))) == merges[:2]

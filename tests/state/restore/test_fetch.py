@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, LocalDiskError, UnavailableError
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.restore import reader
+from riffle_spark.state.restore.copy_progress import IncomingSnapshots
 from riffle_spark.state.restore.reader import choose_range_bytes, split_into_ranges
+from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
 
@@ -164,3 +168,14 @@ def test_ranges_cover_a_snapshot_exactly(length: int, others: int) -> None:
     assert sum(size for _, size in ranges) == length
     assert all(2 * size <= 3 * most for _, size in ranges)
     assert len(ranges) <= 1 or all(2 * size >= most for _, size in ranges)
+
+
+def test_a_partly_fetched_snapshot_that_is_too_long_is_fetched_anew(tmp_path: Path) -> None:
+    """The file of a partly fetched snapshot counts, unless it is longer than the snapshot."""
+    snapshot = Snapshot(paths.snapshot_id(7, attempt(7)), Head(7, attempt(7)), 10, 1, 1)
+    address = ("totals", 3)
+    IncomingSnapshots(tmp_path).append_bytes(address, snapshot, 0, b"123456")
+    assert IncomingSnapshots(tmp_path).fetched_bytes(address, snapshot) == 6
+    IncomingSnapshots(tmp_path).append_bytes(address, snapshot, 6, b"789012")
+    assert IncomingSnapshots(tmp_path).fetched_bytes(address, snapshot) == 0
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
