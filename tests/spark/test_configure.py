@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from pyspark.sql import SparkSession
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.spark.configure import configure, packages
 
 
@@ -94,3 +97,31 @@ def test_checkpoints_in_s3a_or_of_hadoops_files_use_sparks_class(monkeypatch: py
 def test_a_checkpoint_class_of_the_user_is_kept() -> None:
     """A checkpoint class that the user sets stays."""
     assert options(configure(SparkSession.builder.config(MANAGER, "mine")))[MANAGER] == "mine"
+
+
+def test_a_value_that_hinders_placement_is_kept_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A value of the user stays. A warning names it, unless it is the value that placement needs."""
+    builder = SparkSession.builder.config("spark.scheduler.mode", "FAIR").config("spark.locality.wait", "0")
+    configured = options(configure(builder, kafka=False))
+    assert (configured["spark.scheduler.mode"], configured["spark.locality.wait"]) == ("FAIR", "0")
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert "RIFFLE-0271] spark.locality.wait = 0" in warned
+
+
+def test_under_spark_submit_a_warning_names_the_packages(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under spark-submit the JVM runs already, so a warning names the packages for its command line."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert "spark.jars.packages" not in options(configure(SparkSession.builder))
+    (warned,) = [record.getMessage() for record in caplog.records if "RIFFLE-0272" in record.getMessage()]
+    assert f"--packages {packages()}" in warned
+
+
+def test_a_python_that_spark_does_not_support_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version of Python that Spark does not support is refused with the versions that it supports."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "version_info", (3, 9, 20, "final", 0))
+        with pytest.raises(ConfigError, match="RIFFLE-1160") as refused:
+            configure(SparkSession.builder)
+    assert "Use Python 3.10 to 3.13" in refused.value.remedy

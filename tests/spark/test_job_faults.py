@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,29 @@ def test_a_broken_function_fails_the_batch(spark: SparkSession, tmp_path: Path, 
     assert committed(f"file://{tmp_path}/state") == [0]
 
 
+class Elsewhere:
+    """A function of a module that only the driver has."""
+
+    def __call__(self, _rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the state unchanged."""
+        return state, state
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        """Import the module when the function is unpickled on an executor."""
+        return importlib.import_module, ("helpers_of_the_driver",)
+
+
+def test_a_module_that_executors_lack_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """If executors lack a module that a function needs, the error names the module and how to send it."""
+    compute = arrow_function(Elsewhere(), state=pa.schema([("seen", pa.int64())]), output=SEEN)
+    job = Stateful("pages", "k", compute, settings=settings_in(tmp_path)).into(Kept())
+    with pytest.raises(ConfigError, match="RIFFLE-0300") as caught:
+        job(spark.range(3).selectExpr("id k"), 0)
+    assert "has no module 'helpers_of_the_driver'" in caught.value.problem
+    assert "send it with the query" in caught.value.remedy
+    assert committed(f"file://{tmp_path}/state") == []
+
+
 def test_the_traceback_of_a_function_reaches_the_query(spark: SparkSession, tmp_path: Path) -> None:
     """The error of a streaming query shows the user's own line, the store and the key-group."""
     feed = Feed(tmp_path / "in", "k long")
@@ -122,6 +146,7 @@ def test_a_third_parameter_of_a_sink_gets_the_delivery_id() -> None:
     assert arity(lambda frame, batch, path="/out": None) == 2  # noqa: ARG005
     assert arity(Sink()) == 3
     assert arity(print) == 2
+    assert arity(max) == 2, "Python does not know its parameters"
     with pytest.raises(ConfigError, match="RIFFLE-0288"):
         Stateful("totals", "k", COUNTED).into(lambda frame: None)  # noqa: ARG005
 

@@ -64,7 +64,6 @@ def test_encrypted_state_gives_equal_results_and_leaves_no_plain_text(spark: Spa
     assert [path for path in files if b"planted" in path.read_bytes()] == []
 
 
-@pytest.mark.long
 def test_sealed_rows_are_refused_by_a_job_with_another_aggregate(spark: SparkSession, tmp_path: Path) -> None:
     """Sealed rows cannot be delivered by a job with another aggregate. The error says that the job that sealed them
     can.

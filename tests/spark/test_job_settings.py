@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from riffle_spark import BatchReport, Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job_wiring import settings_of
+from tests.kit.servers.scripted_server import Answer, scripted_server
 from tests.kit.streams.streaming import Kept, running, settings_in
 
 pytestmark = pytest.mark.spark
@@ -103,7 +104,37 @@ def test_each_report_is_written_as_a_line_of_json(spark: SparkSession, tmp_path:
     assert list(job.reports) == heard
 
 
-@pytest.mark.long
+def test_settings_without_an_effect_and_reports_are_logged(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With dispatch = hashed a warning names the settings without an effect. Each report is logged at level INFO."""
+    settings = settings_in(tmp_path, dispatch="hashed", max_warmup_replicas=5)
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    rows = spark.range(3).selectExpr("id k", "'events' topic", "0 partition")
+    with caplog.at_level("INFO", logger="riffle_spark"):
+        job(rows, 0)
+    (warned,) = [message for message in caplog.messages if "RIFFLE-0312" in message]
+    assert "max_warmup_replicas" in warned
+    assert [message for message in caplog.messages if message.startswith("batch {")] == [
+        f"batch {job.reports[0].to_json()}"
+    ]
+
+
+def test_a_collector_gets_the_metrics_of_a_job(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``otlp_endpoint`` gets the metrics and traces of a job."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="riffle-spark[otel] is not installed")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with scripted_server() as server:
+        server.answers[:] = [Answer(200)]
+        settings = settings_in(tmp_path, otlp_endpoint=server.endpoint)
+        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+        job(spark.range(3).selectExpr("id k"), 0)
+        running(job).stop()
+    assert {"/v1/metrics", "/v1/traces"} <= {request.path for request in server.seen}
+
+
 def test_a_report_that_cannot_be_delivered_stops_no_query(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

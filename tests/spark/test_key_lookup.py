@@ -13,7 +13,8 @@ from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.spark.job_operators import JobOperators
 from riffle_spark.spark.key_lookup import KeyLookup
-from tests.kit.simulated.world import ROWS, World, one, totals, two_stores
+from tests.kit.simulated.partitioned_query import of_partition
+from tests.kit.simulated.world import ROWS, World, one, rows_of, totals, two_stores
 
 
 def looked_up(world: World, operators: Sequence[Operator]) -> KeyLookup:
@@ -56,3 +57,14 @@ def test_a_lookup_before_the_first_batch_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     with pytest.raises(ConfigError, match="RIFFLE-0314"):
         looked_up(world, []).where("a", None)
+
+
+def test_with_dispatch_by_partition_a_lookup_takes_a_partition(tmp_path: Path) -> None:
+    """With dispatch by partition a lookup takes a (topic, partition). A partition without rows so far is refused."""
+    world = World(tmp_path, dispatch="partition")
+    world.batch(0, of_partition(rows_of(("a", 1, 1), ("b", 2, 2)), 7, 3))
+    lookup = looked_up(world, [totals()])
+    places = [lookup.where(("events", number), None) for number in (3, 7)]
+    assert [place.key_group for place in places] == [0, 1]
+    with pytest.raises(ConfigError, match="RIFFLE-0239"):
+        lookup.where(("events", 4), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from riffle_spark import RebalanceListener, Stateful, StatefulJob, aggregate, count, sum_
+from riffle_spark import RebalanceListener, Stateful, StatefulJob, aggregate, count, read_state, sum_
 from riffle_spark.errors import ConfigError
-from tests.kit.streams.streaming import Feed, Kept, settings_in, start
+from tests.kit.streams.streaming import Feed, Kept, rest, running, settings_in, start
 
 pytestmark = pytest.mark.spark
 SOON = 60.0
@@ -94,7 +95,6 @@ def test_a_paused_query_runs_no_batch_and_continues_its_state(
     assert job.reports[-1].restores == 1
 
 
-@pytest.mark.long
 def test_slots_are_added_and_removed_without_moving_key_groups(
     feed: Feed, job: StatefulJob, query: StreamingQuery
 ) -> None:
@@ -124,7 +124,6 @@ def test_an_error_of_a_listener_does_not_stop_the_batch(
     assert "on_assigned of the rebalance listener failed: ValueError" in " ".join(job.reports[0].warnings)
 
 
-@pytest.mark.long
 def test_impossible_requests_are_refused_with_a_remedy(job: StatefulJob, query: StreamingQuery) -> None:
     """Each refusal names what is wrong and what to do instead."""
     with pytest.raises(ConfigError, match="RIFFLE-0372"):
@@ -145,6 +144,41 @@ def test_impossible_requests_are_refused_with_a_remedy(job: StatefulJob, query: 
     for ask in (job.request_rebalance, lambda: job.drain("driver"), lambda: job.pin(0, job.members()[0].id)):
         with pytest.raises(ConfigError, match="RIFFLE-0374"):
             ask()
+
+
+def test_where_names_the_key_group_in_which_a_key_is_stored(spark: SparkSession, job: StatefulJob) -> None:
+    """``where`` names the key-group in which the state of a key is stored. Before the first batch it is refused."""
+    with pytest.raises(ConfigError, match="RIFFLE-0376"):
+        job.where("a")
+    job(spark.createDataFrame([(key, 1) for key in "abcd"], "k string, v long"), 0)
+    assert job.settings is not None
+    stored = read_state(str(job.settings.root)).read_all()
+    places = {key: job.where(key) for key in "abcd"}
+    assert {key: place.key_group for key, place in places.items()} == dict(
+        zip(stored["k"].to_pylist(), stored["key_group"].to_pylist(), strict=True)
+    )
+    assert {place.owner for place in places.values()} == {job.members()[0].id}
+
+
+def test_a_stop_warns_of_upkeep_that_hangs(
+    spark: SparkSession, job: StatefulJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop that cannot wait for the end of upkeep warns that the application should be ended."""
+    job(spark.createDataFrame([("a", 1)], "k string, v long"), 0)
+    rest(job)
+    began, ends = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        ends.wait(SOON)
+
+    running(job)._background.submit(hang)
+    assert began.wait(SOON)
+    monkeypatch.setattr("riffle_spark.spark.job._STOP_SECONDS", 0.05)
+    running(job).stop()
+    ends.set()
+    (warned,) = [message for message in caplog.messages if "RIFFLE-0308" in message]
+    assert "end the application" in warned
 
 
 def test_requests_before_the_first_batch_are_refused(job: StatefulJob) -> None:

@@ -5,13 +5,17 @@ versions.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyspark
 import pytest
+from pyspark import StorageLevel
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from riffle_spark import Settings, register_state_source
@@ -102,6 +106,39 @@ def test_spark_infers_no_filters_for_the_rows_of_a_slot(spark: SparkSession) -> 
     plan: Any = result._jdf.queryExecution()
     assert "Filter" not in plan.optimizedPlan().toString()
     assert [row.rows for row in result.collect()] == [9]
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+def test_a_stored_result_is_computed_once_and_joins_with_itself(spark: SparkSession) -> None:
+    """A stored result keeps its rows on the executors, at another storage level too, and can be joined with itself."""
+    computed = spark.sparkContext.accumulator(0)
+
+    def counted(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        computed.add(1)
+        yield from rows
+
+    frame = spark.range(0, 4, 1, 1).mapInArrow(counted, "id long")
+    for level in (StorageLevel.MEMORY_AND_DISK, StorageLevel.DISK_ONLY):
+        before = computed.value
+        stored = spark35.local_checkpoint(frame, level, eager=True)
+        assert stored.join(stored.withColumnRenamed("id", "other"), F.expr("id = other")).count() == 4
+        assert computed.value == before + 1
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+def test_rows_tables_and_heartbeats_are_read_as_on_spark_4(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows become an Arrow table, the location of a table is its folder, and a heartbeat is a stream without rows."""
+    assert spark35.to_arrow(spark.range(3)).to_pylist() == [{"id": 0}, {"id": 1}, {"id": 2}]
+    place = tmp_path / "a b"
+    spark.range(1).write.option("path", str(place)).saveAsTable("with_a_space")
+    try:
+        assert spark35.table_location(spark, "with_a_space", "") == f"file:{place}"
+    finally:
+        spark.sql("drop table with_a_space")
+    beats = spark35.beats(spark, "k long, s string", 1000)
+    assert (beats.isStreaming, beats.dtypes) == (True, [("k", "bigint"), ("s", "string")])
 
 
 def test_the_import_of_a_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark import read_state, register_state_source, state_frame
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError
 from riffle_spark.offline.savepoints import Savepoints
-from riffle_spark.spark.state_request import parse_options
+from riffle_spark.spark.state_request import StateRequest, parse_options
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.variable_kinds import TIMER
 from tests.kit.root_commands import read_json
@@ -20,7 +21,7 @@ from tests.kit.simulated.world import World, rows_of, two_stores
 from tests.protocol.test_encrypted_query import EncryptedQuery
 from tests.testing.test_harness_processors import baskets, took
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.newer_spark]
+pytestmark = pytest.mark.newer_spark
 
 ADDED = ("k", "key_group", "version", "due_ms")
 
@@ -58,6 +59,7 @@ def source(spark: SparkSession, root: str, **options: object) -> DataFrame:
     return spark.read.format("riffle_state").options(**{name: str(value) for name, value in options.items()}).load(root)
 
 
+@pytest.mark.spark
 def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> None:
     """A frame has the newest or an older version of a store, with all or some keys, or the changes between
     two batches.
@@ -74,6 +76,8 @@ def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> N
     }
 
 
+@pytest.mark.spark
+@pytest.mark.long
 def test_the_options_of_the_object_store_come_from_the_session(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +95,8 @@ def test_the_options_of_the_object_store_come_from_the_session(
             spark.conf.unset(name)
 
 
+@pytest.mark.spark
+@pytest.mark.long
 def test_a_savepoint_can_be_read_as_a_version(spark: SparkSession, world: World) -> None:
     """A savepoint's name can be used as a version, in the function and on the command line."""
     root = world.home.root
@@ -103,6 +109,8 @@ def test_a_savepoint_can_be_read_as_a_version(spark: SparkSession, world: World)
     assert [(change["change"], change["after"]["k"]) for change in shown["changes"]] == [("update", "k0")]
 
 
+@pytest.mark.spark
+@pytest.mark.long
 def test_encrypted_state_is_a_frame_only_if_tasks_have_the_keys(spark: SparkSession, tmp_path: Path) -> None:
     """Encrypted state is a frame if the tasks can read the encryption keys. Otherwise it is refused."""
     query = EncryptedQuery(tmp_path, "a", root=f"file://{tmp_path}/state")
@@ -113,6 +121,8 @@ def test_encrypted_state_is_a_frame_only_if_tasks_have_the_keys(spark: SparkSess
         state_frame(spark, query.world.home.root, "totals")
 
 
+@pytest.mark.spark
+@pytest.mark.long
 def test_variables_and_timers_of_a_processor_are_frames(spark: SparkSession, tmp_path: Path) -> None:
     """The variables and timers of a processor are frames with the rows of ``read_state``."""
     root = f"file://{tmp_path}/state"
@@ -128,6 +138,8 @@ def test_variables_and_timers_of_a_processor_are_frames(spark: SparkSession, tmp
         assert sorted(rows, key=repr) == sorted(table.to_pylist(), key=repr)
 
 
+@pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.needs_spark4("data sources in Python")
 def test_the_data_source_has_the_rows_of_state_frame(spark: SparkSession, world: World) -> None:
     """The data source has the function's rows, with versions, keys, key-groups and a change feed. Wrong options are
@@ -148,6 +160,8 @@ def test_the_data_source_has_the_rows_of_state_frame(spark: SparkSession, world:
             source(spark, root, **options).collect()
 
 
+@pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.needs_spark4("data sources in Python")
 def test_a_stream_has_the_changes_of_each_batch_once(spark: SparkSession, world: World, tmp_path: Path) -> None:
     """A stream of the data source has the changes of each batch once, and continues from its checkpoint."""
@@ -179,6 +193,70 @@ def test_options_are_parsed_whatever_their_case() -> None:
     )
     assert (request.root, request.key_groups, request.json_keys) == ("file:///r", (0, 3, 8, 9, 10), (1, [2, "a"]))
     assert request.options.s3.endpoint == "http://h"
-    for wrong in ({"keys": "ann"}, {"keys": "[]"}, {"keyGroups": "1-"}, {"readChangeFeed": "yes"}, {"pth": ""}, {}):
+    wrong_options = [{"keys": "ann"}, {"keys": "[]"}, {"keyGroups": "1-"}, {"readChangeFeed": "yes"}, {"pth": ""}, {}]
+    for wrong in (*wrong_options, {"changeEndBatchId": "last"}):
         with pytest.raises(ConfigError):
             parse_options({"path": "file:///r", **wrong} if wrong else {})
+
+
+def rows_in_python(root: str, **options: object) -> list[dict[str, Any]]:
+    """Return the rows of the data source as Spark reads them in Python processes, which have no session."""
+    from riffle_spark.spark.state_source import StateSource
+
+    source = StateSource({"path": root, **{name: str(value) for name, value in options.items()}})
+    reader = pickle.loads(pickle.dumps(source.reader(source.schema())))
+    rows = [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
+    assert all(list(row) == source.schema().names for row in rows)
+    assert not list(reader.read(None))
+    return rows
+
+
+@pytest.mark.needs_spark4("data sources in Python")
+def test_the_data_source_reads_state_without_a_session(world: World) -> None:
+    """The data source reads a version, some keys, some key-groups and a change feed in a process without a session."""
+    root = world.home.root
+    all_rows = rows_in_python(root, store="totals", version=2)
+    assert {row["k"]: (row["count"], row["total"]) for row in all_rows} == expected(world, "totals", 2)
+    groups = sorted({row["key_group"] for row in all_rows})
+    some = rows_in_python(root, store="totals", version=2, keyGroups=f"{groups[0]}-{groups[1]}")
+    assert {row["key_group"] for row in some} == {*groups[:2]}
+    assert {row["k"] for row in rows_in_python(root, store="totals", keys='["k1", "nobody"]')} == {"k1"}
+    feed = rows_in_python(root, store="totals", readChangeFeed="true", changeStartBatchId=1, changeEndBatchId=2)
+    assert {row["batch_id"] for row in feed} == {1, 2}
+
+
+@pytest.mark.needs_spark4("data sources in Python")
+def test_a_stream_of_changes_continues_unless_the_query_is_rolled_back(world: World) -> None:
+    """A stream has the changes after its start. It is refused after a rollback, because it may have read changes of
+    batches that no longer exist.
+    """
+    from riffle_spark.spark.state_source import StateSource
+
+    options = {"path": world.home.root, "store": "totals", "readChangeFeed": "true"}
+    source = StateSource(options)
+    reader = pickle.loads(pickle.dumps(source.streamReader(source.schema())))
+    before = reader.initialOffset()
+    assert before == reader.latestOffset(), "without a start only later changes are read"
+    assert reader.partitions(before, before) == []
+    world.batch(4, rows_of(("k0", 1, 1)))
+    pieces = reader.partitions(before, reader.latestOffset())
+    rows = [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
+    assert [(row["batch_id"], row["k"], row["count"]) for row in rows] == [(4, "k0", 2)]
+    started = StateSource({**options, "changeStartBatchId": "2"}).streamReader(source.schema())
+    assert started.initialOffset() == {**before, "batch": 1}
+    rolled_back = {name: number + (name == "rollbacks") for name, number in before.items()}
+    with pytest.raises(ConfigError, match="RIFFLE-1569"):
+        reader.partitions(before, rolled_back)
+    with pytest.raises(ConfigError, match="RIFFLE-1568"):
+        StateSource({"path": world.home.root, "store": "totals"}).streamReader(source.schema())
+
+
+def test_a_change_feed_needs_a_first_batch_and_takes_no_keys(world: World) -> None:
+    """A change feed without a first batch, or for some keys only, is refused with the option to set."""
+    feed = StateRequest(world.home.root, "totals", has_changes=True)
+    with pytest.raises(ConfigError, match="RIFFLE-1565") as refused:
+        feed.split()
+    assert "changeStartBatchId" in refused.value.remedy
+    with pytest.raises(ConfigError, match="RIFFLE-1564") as refused:
+        StateRequest(world.home.root, "totals", keys=["k1"], has_changes=True, first_batch=0).split()
+    assert "keyGroups" in refused.value.remedy

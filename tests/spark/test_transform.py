@@ -6,14 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
+from riffle_spark import Stateful, StatefulProcessorHandle, transform_with_state, transform_with_state_in_pandas
 from riffle_spark.errors import ConfigError, UserFunctionError
 from tests.kit.processors.visit_processors import Broken, Idle, PandasVisits, Visits
 from tests.kit.streams.newest_rows import assert_newest
+from tests.kit.streams.processor_runs import Told
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -91,8 +94,40 @@ def test_an_error_in_a_processor_fails_the_batch_with_its_key(spark: SparkSessio
     assert not job.reports
 
 
+def test_an_output_is_declared_by_ddl_by_types_or_by_an_arrow_schema() -> None:
+    """DDL, Spark's types and an Arrow schema declare the same output."""
+    fields = [("user", StringType()), ("visits", LongType())]
+    types = StructType([StructField(name, kind) for name, kind in fields])
+    arrow = pa.schema([("user", pa.string()), ("visits", pa.int64())])
+    declared = ("user string, visits long", types, arrow)
+    outputs = [transform_with_state(Visits(), key="user", output=output).compute.output for output in declared]  # type: ignore[attr-defined]
+    assert outputs == [arrow] * 3
+
+
 def test_wrong_output_and_time_modes_are_refused() -> None:
     """Wrong output and time modes are refused."""
     for wrong in ({"output_mode": "complete"}, {"time_mode": "WallClock"}):
         with pytest.raises(ConfigError, match=next(iter(wrong.values()))):
             transform_with_state(Visits(), key="user", output=OUTPUT, **wrong)  # type: ignore[arg-type]
+
+
+def test_state_variables_are_counted_by_kind() -> None:
+    """The state variables of a processor are counted by kind and time to live, under the names of Spark's progress."""
+
+    def init(_: object, handle: StatefulProcessorHandle) -> None:
+        handle.getValueState("value", "n long")
+        handle.getValueState("brief", "n long", 1_000)
+        handle.getListState("list", "n long")
+        handle.getMapState("map", "k string", "n long", 1_000)
+        handle.deleteIfExists("old")
+
+    operator = transform_with_state(Told(init=init), key="k", output="k string", time_mode="ProcessingTime")
+    assert operator.compute.counted() == {  # type: ignore[attr-defined]
+        "numValueStateVars": 2,
+        "numListStateVars": 1,
+        "numMapStateVars": 1,
+        "numValueStateWithTTLVars": 1,
+        "numListStateWithTTLVars": 0,
+        "numMapStateWithTTLVars": 1,
+        "numDeletedStateVars": 1,
+    }

@@ -38,7 +38,6 @@ def _exact(column: Column, kind: DataType) -> Column:
         return _exact(F.map_entries(column), ArrayType(entry))
     if isinstance(kind, ArrayType):
         return F.transform(column, lambda element: _exact(element, kind.elementType))
-    if isinstance(kind, StructType):
-        fields = [_exact(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields]
-        return F.when(column.isNotNull(), F.struct(*fields))
-    return column
+    assert isinstance(kind, StructType), "no other type has parts"
+    fields = [_exact(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields]
+    return F.when(column.isNotNull(), F.struct(*fields))

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from riffle_spark.spark.engine.background import Alarm, BackgroundThread, Pulse
+from riffle_spark.spark.engine import background
+from riffle_spark.spark.engine.background import Alarm, BackgroundThread, Pulse, SystemClock
 
 SOON_SECONDS = 60
 ERRORS = 20
@@ -229,3 +230,22 @@ def test_an_alarm_calls_its_function_again_after_an_error(
     assert rung.wait(SOON_SECONDS)
     alarm.stop()
     assert len(caplog.records) == 1
+
+
+def test_an_alarm_waits_for_a_distant_time_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm for a distant time waits in several steps, and calls its function once, at that time."""
+    monkeypatch.setattr(background, "_LONGEST_WAIT_SECONDS", 0.01)
+    clock, rung, rings = SystemClock(), threading.Event(), list[int]()
+
+    def ring() -> None:
+        rings.append(clock.wall_ms())
+        rung.set()
+
+    alarm, due_ms = Alarm(ring), clock.wall_ms() + 100
+    alarm.set(due_ms)
+    assert rung.wait(SOON_SECONDS)
+    assert not any(time_ms < due_ms for time_ms in rings)
+    alarm.stop()
+    alarm.set(clock.wall_ms())
+    time.sleep(0.05)
+    assert len(rings) == 1, "a stopped alarm accepts no new time"

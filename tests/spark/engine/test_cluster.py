@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
-from riffle_spark.settings import Settings
 from riffle_spark.spark.configure import warm_up
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import BackgroundThread
@@ -97,17 +95,6 @@ def sleeping(
     return lambda: [row[0] for row in spark.range(0, tasks, 1, tasks).mapInArrow(sleep, "id long").collect()]
 
 
-def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: SparkSession, tmp_path: Path) -> None:
-    """A task that exceeds its deadline is cancelled, and the deadline names its executor."""
-    deadline, began = Deadline(spark, 1.0), time.monotonic()
-    with pytest.raises(Exception, match="cancelled"), deadline.watched():
-        sleeping(spark, tmp_path / "started")()
-    assert time.monotonic() - began < LONG_SECONDS / 2
-    assert deadline.passed
-    assert len(deadline.overdue) == 1
-    assert deadline.overdue[0] in {executor.id for executor in inventory.executors(spark)}
-
-
 def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
     """The time that a job waits for a core does not count towards its deadline."""
     worker, deadline = BackgroundThread(), Deadline(spark, 5.0)
@@ -117,22 +104,6 @@ def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path)
         assert spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").count() == 2
     assert (deadline.passed, deadline.overdue) == (False, ())
     wait_for(lambda: not worker.is_busy(), "the cores are free")
-    worker.stop()
-
-
-def test_a_stop_cancels_the_running_job_and_no_further_job_starts(spark: SparkSession, tmp_path: Path) -> None:
-    """A stop cancels the running job, which returns its default. Other jobs of the session continue."""
-    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
-    worker.submit(lambda: jobs.run(sleeping(spark, tmp_path / "started"), ["stopped"]))
-    wait_for((tmp_path / "started").exists, "the job runs")
-    began = time.monotonic()
-    jobs.stop(10)
-    jobs.stop(10)
-    wait_for(lambda: not worker.is_busy(), "the job has ended")
-    assert time.monotonic() - began < LONG_SECONDS / 2
-    assert worker.collect() == [["stopped"]]
-    assert jobs.run(lambda: ["ran"], ["stopped"]) == ["stopped"]
-    assert spark.range(3).count() == 3
     worker.stop()
 
 
@@ -159,14 +130,6 @@ def test_a_stop_cancels_a_job_that_is_about_to_start(spark: SparkSession, tmp_pa
     worker.stop()
 
 
-def test_a_job_that_fails_by_itself_raises_its_error(spark: SparkSession) -> None:
-    """A job that fails by itself raises its error, and the next job runs."""
-    jobs = TaggedJobs(spark, UPKEEP_POOL)
-    with pytest.raises(ZeroDivisionError):
-        jobs.run(lambda: [1 / 0], list[float]())
-    assert jobs.run(lambda: [1.0], list[float]()) == [1.0]
-
-
 def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_path: Path) -> None:
     """After a warm-up, the Python workers of all executors hold a client of the query's object store."""
     settings = settings_in(tmp_path).but(expected_executors=2)
@@ -191,12 +154,3 @@ def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_pat
     thread.join(60)
     assert not thread.is_alive()
     wait_for(lambda: names <= {name for name, holds in seen() if holds}, "workers of all executors are ready")
-
-
-def test_a_warm_up_without_a_root_logs_no_warning(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
-    """A warm-up without a root logs its failure at level debug only, because the job reports the missing root."""
-    with caplog.at_level(logging.DEBUG, logger="riffle_spark"):
-        thread = warm_up(spark, Settings())
-        thread.join(60)
-    assert not thread.is_alive()
-    assert [record.levelname for record in caplog.records if "were not warmed up" in record.message] == ["DEBUG"]

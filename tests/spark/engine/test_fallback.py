@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import riffle_spark
 from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.errors import ConfigError
 from riffle_spark.spark import compat
-from riffle_spark.spark.engine import jvm
+from riffle_spark.spark.engine import cluster, inventory, jvm
 from riffle_spark.spark.engine.task import RunReceipts
 from tests.kit.folders import APPS
-from tests.kit.streams.streaming import Feed, Kept, rest, run_to_end, settings_in
+from tests.kit.streams.streaming import Feed, Kept, rest, run_to_end, running, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -117,3 +119,46 @@ def test_spark_connect_keeps_state_and_recognises_repeated_batches(tmp_path: Pat
     totals = {row["k"]: (row["rows"], row["total"]) for row in map(json.loads, lines)}
     assert totals == dict.fromkeys(range(3), (40, 60))
     assert output.count(WARNING) == 2, "one warning for each start of the query"
+
+
+@pytest.fixture
+def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the session as one of Spark Connect. Whatever uses the JVM then raises ``NoJvm``."""
+    for module in (jvm, cluster):
+        monkeypatch.setattr(module, "is_classic", lambda _: False)
+
+
+@pytest.mark.usefixtures("no_jvm")
+@pytest.mark.needs_spark4("local checkpoints on Spark Connect")
+def test_a_batch_needs_no_jvm(spark: SparkSession, tmp_path: Path) -> None:
+    """Without the JVM, state is kept, and a repeated batch is recognised by the digest of its rows."""
+    sink, settings = Kept(), settings_in(tmp_path, key_groups=16)
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
+    for batch_id in (0, 1, 1):
+        job(spark.range(30).selectExpr("id % 3 AS k", f"{batch_id}L AS v"), batch_id)
+    assert [report.decision for report in job.reports] == ["run", "run", "repeat"]
+    assert sink.latest("k") == {k: {"rows": 20, "total": 10} for k in range(3)}
+    assert not any(report.placed for report in job.reports if report.decision == "run")
+    assert inventory.find_planned_removals(spark, ["7"]) == frozenset()
+    running(job).stop()
+
+
+@pytest.mark.usefixtures("no_jvm")
+@pytest.mark.needs_spark4("local checkpoints on Spark Connect")
+def test_without_a_jvm_the_query_of_a_batch_must_be_the_only_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Without the JVM a batch does not show its query, so a session may run one query only. A wrapped query is
+    refused.
+    """
+    rates = spark.readStream.format("rate").load()
+    with pytest.raises(ConfigError, match="RIFFLE-0303"):
+        riffle_spark.on(rates, root=f"file://{tmp_path}/state")
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(Kept())
+    writer = rates.writeStream.format("noop")
+    queries = [writer.option("checkpointLocation", f"{tmp_path}/{number}").start() for number in range(2)]
+    try:
+        with pytest.raises(ConfigError, match="RIFFLE-0277") as refused:
+            job(spark.range(3).selectExpr("id k"), 0)
+        assert "separate session" in refused.value.remedy
+    finally:
+        for query in queries:
+            query.stop()

@@ -151,7 +151,6 @@ def test_stores_of_one_result_have_their_own_rows(spark: SparkSession) -> None:
     assert outputs.fallbacks == 0
 
 
-@pytest.mark.long
 def test_a_plan_that_fails_is_tried_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that fails is tried three times. Then Spark analyses each batch, and the batches are counted. Other
     columns are tried again.

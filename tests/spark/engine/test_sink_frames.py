@@ -19,9 +19,11 @@ from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.engine.kept_plan import PlanFrame
-from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_rows, rows_of
+from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_rows
+from riffle_spark.spark.engine.stage_frames import rows_of as rows_of_result
 from riffle_spark.worker.result_chunks import rows_column
 from tests.kit.processors.visit_processors import Visits
+from tests.kit.simulated.world import World, rows_of
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, idiom_result
 from tests.kit.streams.streaming import Kept, rest, settings_in
@@ -189,7 +191,7 @@ def test_a_row_of_an_attempt_without_a_receipt_fails_its_reader(spark: SparkSess
         [(attempt_number("theirs"), None, [("ann",)])],
         f"{ATTEMPT} long, {RECEIPT} string, {rows_column(0)} array<struct<user string>>",
     )
-    rows = rows_of(frame, rows_column(0), ["ours"])
+    rows = rows_of_result(frame, rows_column(0), ["ours"])
     with pytest.raises(StaleRows), raising_stale_rows():
         rows.collect()
 
@@ -208,6 +210,36 @@ def test_sealed_dead_letters_are_never_dropped_silently() -> None:
     assert adapt(some, dead) == some
     with pytest.raises(ConfigError, match="RIFFLE-0290"):
         adapt(some, rows)
+
+
+def test_sealed_rows_are_read_by_the_links_in_the_record(tmp_path: Path) -> None:
+    """A task reads the sealed rows that the record of a committed batch links. Rows with other columns are refused."""
+    world = World(tmp_path, root=f"file://{tmp_path}/state", deliver_after_commit=True)
+    world.batch(0, rows_of(("a", 1, 1), ("b", 2, 2), ("a", 3, 3)))
+    tail = world.log().tail
+    assert tail is not None
+    links = pa.RecordBatch.from_pylist(
+        [
+            {
+                "version": link.head.version,
+                "attempt": link.head.attempt,
+                "start": link.start,
+                "length": link.length,
+                "checksum": f"{link.checksum:016x}",
+                "rows": link.rows,
+            }
+            for _, link in tail.outputs
+        ]
+    )
+    schema = pa.schema([("k", pa.string()), ("count", pa.int64()), ("total", pa.int64())])
+    read = spark_batch.read_function(world.home, "totals", schema)
+    rows = [row for batch in read(iter([links])) for row in batch.to_pylist()]
+    delivered = [{name: row[name] for name in schema.names} for row in world.delivered("totals")]
+    assert sorted(rows, key=str) == sorted(delivered, key=str)
+    other = spark_batch.read_function(world.home, "totals", schema.append(pa.field("mean", pa.float64())))
+    with pytest.raises(ConfigError, match="RIFFLE-0289") as refused:
+        list(other(iter([links])))
+    assert "previous version of the query" in refused.value.remedy
 
 
 @pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK, StorageLevel.MEMORY_AND_DISK_2])

@@ -171,7 +171,6 @@ def test_ui_and_history_show_the_state_operators_of_each_batch_once(tmp_path: Pa
         assert SPARK_35 or shown["rows"] == [3, 2]
 
 
-@pytest.mark.long
 def test_a_spark_with_moved_classes_causes_one_warning(
     spark: SparkSession,
     feed: Feed,

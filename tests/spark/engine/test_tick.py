@@ -24,7 +24,7 @@ from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import IncomingBatch
-from riffle_spark.spark.engine.tick import Tick, _reached
+from riffle_spark.spark.engine.tick import Tick, _reached, query_id_in
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from tests.kit.process.counted_windows import ENDS, CountedWindows
@@ -329,8 +329,11 @@ def test_a_checkpoint_without_a_tick_continues_without_one(
     (folder / "0").write_text("\n".join(["v1", "{}", *offsets]))
     rows = query.feed.stream(query.spark)
     rows = rows.union(query.feed.stream(query.spark)) if streams > 1 else rows
-    united = Tick(query.spark, str(query.folder / "checkpoint")).unite_with(rows)
+    tick = Tick(query.spark, str(query.folder / "checkpoint"))
+    united = tick.unite_with(rows)
     assert (united is not rows) == has_tick
+    tick.now()
+    tick.schedule_next(query.spark.range(0), IncomingBatch(0, "", "", None, None, 0, None), None, by_watermark=False)
 
 
 def test_a_source_with_plain_numbers_as_offsets_is_not_a_tick(query: Query, caplog: pytest.LogCaptureFixture) -> None:
@@ -354,3 +357,25 @@ def test_a_source_with_plain_numbers_as_offsets_is_not_a_tick(query: Query, capl
         lambda: run_to_end(Tick(query.spark, str(checkpoint)).unite_with(rates), batch, checkpoint) and ran[1:],
         "two batches",
     )
+
+
+def test_a_watermark_that_cannot_be_read_is_one_warning(query: Query, caplog: pytest.LogCaptureFixture) -> None:
+    """If Spark's watermark cannot be read, as for a batch without a query, the batch stays committed with one
+    warning.
+    """
+    tick, incoming = Tick(query.spark, str(query.folder / "checkpoint")), IncomingBatch(0, "", "", None, None, 0, None)
+    tick.unite_with(query.feed.stream(query.spark))
+    for _ in range(2):
+        tick.schedule_next(query.spark.range(0), incoming, None, by_watermark=True)
+    assert [record.getMessage()[:13] for record in caplog.records] == ["[RIFFLE-0296]"]
+
+
+def test_a_damaged_checkpoint_is_refused_with_its_place(query: Query) -> None:
+    """A checkpoint whose metadata cannot be read is refused, and the error names the checkpoint."""
+    checkpoint = query.folder / "checkpoint"
+    assert query_id_in(query.spark, str(checkpoint)) is None
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text("{")
+    with pytest.raises(UnavailableError, match="RIFFLE-0298") as refused:
+        query_id_in(query.spark, str(checkpoint))
+    assert refused.value.where == str(checkpoint)

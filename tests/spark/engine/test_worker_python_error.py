@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from riffle_spark.errors import UserFunctionError
-from riffle_spark.spark.engine.worker_python import worker_python_error
+from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.spark.engine.worker_python import check_driver_packages, worker_python_error
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "serializers.py", line 500, in loads\n'
 
@@ -56,3 +58,44 @@ def test_a_missing_module_is_named_with_its_package(module: str, advice: str) ->
     assert explained is not None
     assert f"has no module '{module}'" in explained.problem
     assert advice in explained.remedy
+
+
+NO_PROGRAM = """java.io.IOException: Cannot run program "/opt/python3": error=2, No such file or directory
+\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker(PythonWorkerFactory.scala:181)"""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "advice"),
+    [
+        (
+            "[UNSUPPORTED_PACKAGE_VERSION] PyArrow >= 11.0.0 must be installed; however, your version is 8.0.0.",
+            "does not have pyarrow>=11.0.0",
+            "pip install 'pyarrow>=11.0.0'",
+        ),
+        (
+            "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run",
+            "executors have Python 3.9, the driver has Python 3.11",
+            "PYSPARK_PYTHON",
+        ),
+        (NO_PROGRAM, "cannot start '/opt/python3': error=2, No such file or directory", "PYSPARK_PYTHON"),
+    ],
+    ids=["an old package", "another Python", "no Python"],
+)
+def test_an_unsuitable_python_on_executors_is_named(text: str, problem: str, advice: str) -> None:
+    """An old package, another version of Python and a missing Python are named, and the remedy names what to change."""
+    explained = worker_python_error(RuntimeError(text))
+    assert explained is not None
+    assert explained.id == "RIFFLE-0300"
+    assert problem in explained.problem
+    assert advice in explained.remedy
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+def test_a_package_that_the_driver_lacks_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that PySpark needs and the driver's Python lacks is named, with the command that installs it."""
+    check_driver_packages()
+    monkeypatch.setitem(sys.modules, package, None)  # as if it was not installed
+    with pytest.raises(ConfigError, match="RIFFLE-0299") as refused:
+        check_driver_packages()
+    assert refused.value.where == package
+    assert f"pip install '{package}>=" in refused.value.remedy

@@ -185,10 +185,24 @@ def test_a_function_of_groups_is_found_in_the_plan(events: DataFrame) -> None:
 
 @pytest.mark.needs_spark4("transformWithState")
 def test_a_processor_of_groups_is_found_in_the_plan(events: DataFrame) -> None:
-    """A processor of ``transformWithStateInPandas`` is found from the plan."""
+    """A processor of ``transformWithStateInPandas`` is found from the plan, also below a column of event times."""
     groups = events.groupBy("page")
     processed = groups.transformWithStateInPandas(processor := Visits(), "page string", "Append", timeMode="None")
     check_kept(processed, "transformWithStateInPandas", processor)
+    timed = events.withWatermark("at", "1 minute").groupBy("page")
+    dated = timed.transformWithStateInPandas(
+        processor, "page string, at timestamp", "Append", "EventTime", eventTimeColumnName="at"
+    )
+    check_kept(dated, "transformWithStateInPandas", processor)
+
+
+@pytest.mark.needs_spark4("transformWithState")
+def test_a_processor_that_was_applied_before_the_frame_was_wrapped_is_refused(plain: DataFrame) -> None:
+    """A processor that was applied to a plain frame is refused, because Spark's plan does not have its arguments."""
+    processed = plain.groupBy("page").transformWithStateInPandas(Visits(), "page string", "Append", timeMode="None")
+    with pytest.raises(ConfigError, match="RIFFLE-0322") as refused:
+        riffle_spark.on(processed, root=ROOT).explain()
+    assert "before groupBy" in refused.value.remedy
 
 
 @pytest.mark.parametrize("method", ["transformWithState", "transformWithStateInPandas"])

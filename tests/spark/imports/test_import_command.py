@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -124,53 +125,82 @@ def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: MovedQuery) 
     assert moved.native() == [("a", 3)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("build", "wrapped", "error", "words"),
+    ("function", "words"),
     [
-        (lambda e: e.groupBy("page").agg(F.collect_list("n").alias("ns")), None, "RIFFLE-1613", "collect_list"),
-        (lambda e: e.groupBy("page").agg(F.approx_count_distinct("n").alias("ns")), None, "RIFFLE-1613", "approx"),
-        (
-            lambda e: e.groupBy("page").agg(F.sum("n").alias("s"), F.max("n").alias("m")).select("page", "s"),
-            None,
-            "RIFFLE-1613",
-            "max(n)",
-        ),
-        (by_page, lambda e: e.dropDuplicates(["page"]), "RIFFLE-1622", "distinct.page"),
-        (by_page, lambda e: e.groupBy("n").count(), "RIFFLE-1613", "'n'"),
-        (by_page, lambda e: e.groupBy("page", "n").count(), "RIFFLE-1613", "columns"),
-        (by_page, lambda e: e.where("n > 0"), "RIFFLE-1617", "stateful"),
+        ("collect_list(n)", "collect_list"),
+        pytest.param("approx_count_distinct(n)", "approx", marks=pytest.mark.long),
+        ("max(n)", "max(n)"),
     ],
+    ids=["a list", "an approximate count", "a result that is not used"],
 )
-def test_state_that_cannot_be_moved_is_refused_before_any_write(
-    moved: MovedQuery, build: Build, wrapped: Build | None, error: str, words: str
-) -> None:
-    """The command refuses state in Spark's binary form, results that Spark dropped, and another query than the
-    checkpoint's, and writes nothing.
-    """
+def test_state_that_spark_keeps_in_another_form_is_refused(moved: MovedQuery, function: str, words: str) -> None:
+    """The command refuses state in Spark's binary form and results that Spark dropped, and writes nothing."""
+    unused = function == "max(n)"
+
+    def build(events: DataFrame) -> DataFrame:
+        results = events.groupBy("page").agg(F.sum("n").alias("s"), F.expr(function).alias("m"))
+        return results.select("page", "s") if unused else results
+
     moved.native(build)
     before = moved.files()
-    result = moved.command(
-        "--execute", query=lambda _: moved.wrapped(wrapped or build).writeStream.outputMode("update")
-    )
+    result = moved.command("--execute", query=lambda _: moved.wrapped(build).writeStream.outputMode("update"))
     assert result.exit_code == 1, result.output
-    assert error in result.output
+    assert "RIFFLE-1613" in result.output
     assert words in result.output
     assert moved.files() == before
 
 
-@pytest.mark.long
-def test_unsuitable_frames_and_checkpoints_are_refused(moved: MovedQuery) -> None:
-    """The command refuses a frame that is not wrapped, dispatch by partition, a missing checkpoint, and one without a
-    batch.
+OTHERS: dict[str, tuple[Build, str, str]] = {
+    "another operator": (lambda e: e.dropDuplicates(["page"]), "RIFFLE-1622", "distinct.page"),
+    "a key of another type": (lambda e: e.groupBy("n").count(), "RIFFLE-1613", "'n'"),
+    "another key": (lambda e: e.groupBy("page", "n").count(), "RIFFLE-1613", "columns"),
+    "another function": (lambda e: e.groupBy("page").agg(F.avg("n")), "RIFFLE-1613", "buffers"),
+    "a distinct count": (lambda e: e.groupBy("page").agg(F.count_distinct("n")), "RIFFLE-1613", "DISTINCT"),
+    "no operator": (lambda e: e.where("n > 0"), "RIFFLE-1617", "stateful"),
+    "another source": (lambda e: by_page(e.union(e)), "RIFFLE-1621", "sources"),
+}
+
+
+def test_another_query_than_that_of_the_checkpoint_is_refused(moved: MovedQuery) -> None:
+    """The command refuses a query with other operators, keys, types, functions or sources, and writes nothing."""
+    moved.native()
+    before = moved.files()
+    for name, (wrapped, error, words) in OTHERS.items():
+        query = moved.wrapped(wrapped).writeStream.outputMode("update")
+        result = moved.command("--execute", query=lambda _, query=query: query)
+        assert (name, result.exit_code) == (name, 1), result.output
+        assert error in result.output, (name, result.output)
+        assert words in result.output, (name, result.output)
+    assert moved.files() == before
+
+
+def test_unsuitable_frames_roots_and_checkpoints_are_refused(moved: MovedQuery) -> None:
+    """The command refuses a frame that is not wrapped, dispatch by partition, an occupied root or new checkpoint, a
+    missing checkpoint, and one without a batch. The query is refused on the old checkpoint.
     """
     moved.native()
     assert "RIFFLE-1616" in moved.command(query=lambda _: by_page(moved.feed.stream(moved.spark))).output
     by_partition = moved.wrapped(settings={"dispatch": "partition"}).writeStream.outputMode("update")
     assert "RIFFLE-1618" in moved.command(query=lambda _: by_partition).output
     assert "RIFFLE-0124" in moved.command(checkpoint="nothing").output
+    (moved.folder / "spark-riffle").mkdir()
+    (moved.folder / "spark-riffle" / "metadata").write_text("{}")
+    assert "RIFFLE-1620" in moved.command("--execute").output
+    shutil.rmtree(moved.folder / "spark-riffle")
+    before = moved.files()
+    plan = moved.command()
+    assert (plan.exit_code, "store 'aggregate.page'" in plan.output) == (0, True), plan.output
+    assert moved.files() == before
+    assert moved.command("--execute").exit_code == 0
+    assert "RIFFLE-1619" in moved.command("--execute").output
+    for root, error in ((moved.root, "RIFFLE-1634"), (f"{moved.root}-2", "RIFFLE-1129")):
+        moved.root = root
+        with pytest.raises(ConfigError, match=error):
+            moved.run(moved.wrapped(), "spark")
     for path in (moved.folder / "spark/commits").iterdir():
         path.unlink()
+    moved.root += "-3"
     assert "RIFFLE-1614" in moved.command().output
 
 
@@ -221,7 +251,7 @@ def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
 
 @pytest.mark.long
 def test_moved_state_is_encrypted_like_other_state(moved: MovedQuery) -> None:
-    """Moved state is encrypted with the query's encryption keys, and the query continues with them."""
+    """MovedQuery state is encrypted with the query's encryption keys, and the query continues with them."""
     keys = moved.folder / "keys"
     keys.write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = {"encryption_keys": f"file:{keys}"}

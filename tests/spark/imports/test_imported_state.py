@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import riffle_spark
 from riffle_spark import Settings
-from riffle_spark.errors import ConflictError
+from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.offline.checkpoint import Checkpoint, times_of_entry
 from riffle_spark.spark.imports import import_checkpoint as imports
 from riffle_spark.spark.seeds.first_version import FirstVersion
@@ -112,6 +112,17 @@ def test_a_group_without_a_timeout_has_no_due_time(spark: SparkSession, tmp_path
     move(spark, shape, tmp_path, settings)
     ends = rows_of(only_root(f"file://{tmp_path}/state"), "k", "due_ms")
     assert ends == [("a", None), ("b", None), ("c", 10**15 + 1)]
+
+
+def test_sessions_in_rocksdb_of_spark_35_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Sessions of Spark 3.5 in RocksDB are refused, and the remedy is one batch on Spark 4."""
+    shape = SHAPES["session_meeting"]
+    unpack(shape, "rocksdb", "3.5.9", tmp_path)
+    root = f"file://{tmp_path}/state"
+    with pytest.raises(ConfigError, match="Run the Spark query on Spark 4") as caught:
+        move(spark, shape, tmp_path, Settings(root=root, local_dir=f"{tmp_path}/local", key_groups=8))
+    assert caught.value.id == "RIFFLE-1613"
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_due_time_of_a_buffered_row_is_rounded_up(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from riffle_spark import user_aggregate
+from riffle_spark import top_k, user_aggregate
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.merging.user_aggregate import TopRows
 from riffle_spark.process.plans.cut import Input
 from riffle_spark.process.plans.rules import REFUSED
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, TimeSpec
@@ -400,6 +401,48 @@ def test_the_specification_has_a_users_function_and_its_argument(events: DataFra
         Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"),
     )
     assert spec.output.field("l").type == pa.list_(pa.int64())
+
+
+def test_top_k_keeps_the_rows_that_its_call_names(events: DataFrame) -> None:
+    """``top_k`` returns a list of rows with the declared columns, whatever the names of its arguments are."""
+    spec = spec_of(events.groupBy("page").agg(top_k(2, "score double, name string")("d", "page").alias("best")))
+    (function,) = spec.functions
+    row = pa.struct([("score", pa.float64()), ("name", pa.string())])
+    assert spec.output.field("best").type == pa.list_(row)
+    assert function.user_function == TopRows(2, "score double, name string")
+
+
+def test_an_expression_that_spark_computes_once_is_part_of_the_meaning(events: DataFrame) -> None:
+    """Spark computes the condition of ``count_if`` once, under a number that differs in each start. The meaning of the
+    result has the condition instead.
+    """
+    (function,) = spec_of(events.groupBy("page").agg(F.expr("count_if(length(page) > n)").alias("x"))).functions
+    assert "length(page)" in function.buffers[0].meaning
+    assert "_common_expr" not in function.buffers[0].meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("last(n, true)", {"ignoreNulls": "True"}),
+        ("first(n)", {"ignoreNulls": "False"}),
+        ("hll_union_agg(cast(page as binary), true)", {"allowDifferentLgConfigK": "True"}),
+        pytest.param("listagg(page, '; ')", {"delimiter": "; "}, marks=pytest.mark.needs_spark4("listagg")),
+    ],
+)
+def test_the_specification_has_the_options_of_a_function(text: str, options: dict[str, str], events: DataFrame) -> None:
+    """The specification has the arguments of a function that are not columns, because slots merge by them."""
+    (function,) = spec_of(events.groupBy("ok").agg(F.expr(text).alias("x"))).functions
+    assert dict(function.options) == options
+
+
+@pytest.mark.needs_spark4("collations")
+def test_buffers_of_collated_text_are_plain_text(events: DataFrame) -> None:
+    """Slots keep collated text as plain text, and count its approximate number by its collation key."""
+    collated = events.selectExpr("ok", "n", "page collate UTF8_LCASE AS v")
+    spec = spec_of(collated.groupBy("ok").agg(F.max_by("v", "n").alias("m"), F.approx_count_distinct("v").alias("u")))
+    first, _ = spec.functions
+    assert first.buffers[0].type == pa.string()
 
 
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])

@@ -19,7 +19,8 @@ from tests.kit.stream_plans import cut_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
-WITHIN = "k = j AND bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS"
+BOUNDS_ALONE = "bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS"
+WITHIN = f"k = j AND {BOUNDS_ALONE}"
 
 
 class Read(NamedTuple):
@@ -92,6 +93,32 @@ def test_a_spark_only_condition_is_refused_in_outer_and_semi_joins(
     with pytest.raises(ConfigError, match=REFUSED["join_condition"].id):
         read(sides[0].join(sides[1], condition, how))
     assert read(sides[0].join(sides[1], condition)).spec.comparisons != ()
+
+
+STRUCTS = "if(n > 3, named_struct('a', k), null) = named_struct('a', j)"
+
+
+@pytest.mark.parametrize(
+    ("condition", "rule"),
+    [(BOUNDS_ALONE, "join_keys"), ("k = j AND false", "join_keys"), (STRUCTS, "join_structs")],
+    ids=["no equal keys", "a condition that is never true", "structs of which one may be NULL"],
+)
+def test_a_join_whose_keys_cannot_be_compared_in_slots_is_refused(
+    condition: str, rule: str, sides: tuple[DataFrame, DataFrame]
+) -> None:
+    """A join is refused without a column that is equal on both sides, and with structs of which only one may be
+    NULL.
+    """
+    with pytest.raises(ConfigError, match=REFUSED[rule].id) as refused:
+        read(sides[0].join(sides[1], F.expr(condition)))
+    assert refused.value.remedy
+
+
+def test_rows_of_a_side_without_event_time_stay_for_ever(sides: tuple[DataFrame, DataFrame]) -> None:
+    """A condition on the event time of one side does not let rows of a side without an event time expire."""
+    since = F.expr("k = j AND at > timestamp'2024-01-01 00:00:00'")
+    spec = read(sides[0].join(sides[1].select("j", "m"), since, "left_outer")).spec
+    assert leaves(spec.right)[1] == (None, 0)
 
 
 READERS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str], list[str], list[str]]] = {

@@ -101,8 +101,8 @@ def test_a_table_join_that_is_not_by_the_whole_key_is_refused(name: str, streams
 
 
 def test_wrong_arguments_of_latest_are_refused(streams: tuple[DataFrame, DataFrame]) -> None:
-    """``latest`` refuses unknown columns, missing keys or order columns, and static frames. A join refuses an order
-    column without an order.
+    """``latest`` refuses unknown columns, expressions, missing keys or order columns, and static frames. A join refuses
+    an order column without an order.
     """
     events, changes = streams
     with pytest.raises(AnalysisException, match="nobody"):
@@ -110,7 +110,20 @@ def test_wrong_arguments_of_latest_are_refused(streams: tuple[DataFrame, DataFra
     for key, by in (("k", "v + 1"), ("k", []), ([], "v")):
         with pytest.raises((ConfigError, AnalysisException)):
             riffle_spark.latest(changes, key, by=by)
+    with pytest.raises(ConfigError, match="RIFFLE-0348"):
+        riffle_spark.latest(changes, "k", by="tags.newest")
     with pytest.raises(ConfigError, match="RIFFLE-0304"):
         riffle_spark.latest(changes.sparkSession.range(3), "id", by="id")
     with pytest.raises(ConfigError, match="RIFFLE-0191"):
         read(events.join(riffle_spark.latest(changes, "k", by="tags"), "k"))
+
+
+def test_explain_names_the_store_and_the_columns_of_a_table(
+    streams: tuple[DataFrame, DataFrame], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``explain`` names the store of a table, its key and the columns that it keeps."""
+    events, changes = streams
+    events.join(latest(changes).select("k", "name"), "k").explain()
+    output = capsys.readouterr().out
+    assert "== Stage 0: table.k ==" in output
+    assert "name" in output.partition("== Stage 0: table.k ==")[2]

@@ -33,6 +33,12 @@ def test_sizes_in_bytes_are_parsed_with_sparks_units(text: str, number: int) -> 
     assert pandas_options({BYTES: text}, "4.3.0")["bytes_max"] == number
 
 
+def test_a_size_that_spark_cannot_read_is_refused() -> None:
+    """A text that is not a size in bytes raises an error with the text."""
+    with pytest.raises(ValueError, match="'64 pages' is not a number of bytes"):
+        pandas_options({BYTES: "64 pages"}, "4.3.0")
+
+
 def test_a_setting_is_read_only_on_spark_versions_that_have_it() -> None:
     """A setting is read only on Spark versions that have it. Spark 3.5 and 4.0 limit frames by rows only."""
     zone = {SETTINGS["timezone"]: "Asia/Tokyo"}

@@ -131,6 +131,14 @@ def test_values_stay_in_their_rows_if_frames_differ_in_types() -> None:
     assert [row["n"] for row in found] == [int(row["id"]) for row in found] == [*range(40)] * 9
 
 
+def test_categories_and_extension_types_have_the_values_of_their_rows() -> None:
+    """Categories and pandas' own nullable types have the values of their rows, over several frames and with NULL."""
+    one = frame(id=pd.Categorical(["a", "b"]), n=pd.array([1, None], "Int64"))
+    other = frame(id=pd.Categorical(["b", "a"], ["a", "b"]), n=pd.array([3, 4], "Int64"))
+    rows = returned([one], [other])
+    assert [(row["id"], row["n"]) for row in rows] == [("a", 1), ("b", None), ("b", 3), ("a", 4)]
+
+
 def test_columns_are_matched_by_name() -> None:
     """Output columns are matched by name, in any order and with extra columns, if any label is a string."""
     frames = [frame(n=[1], id=["a"]), frame(id=["b"], extra=[None], n=[2])]

@@ -225,9 +225,10 @@ def test_the_option_of_store_names_follows_the_order_of_explain(spark: SparkSess
     for names in ("one,one", f",{FIVES}"):
         with pytest.raises(ConfigError, match="RIFFLE-0324"):
             planned_stages.planned_stages(cut, names)
+    with pytest.raises(ConfigError, match=r"RIFFLE-0323.*names 3 stores, but the query has 2 stateful operators"):
+        planned_stages.planned_stages(cut, "one,two,three")
 
 
-@pytest.mark.long
 def test_explain_prints_both_inputs_of_a_join_of_results(
     spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,6 @@ def test_open_sessions_of_the_initial_frame_continue(spark: SparkSession, feed: 
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("store", "columns", "error"),
     [
@@ -125,3 +124,23 @@ def test_an_initial_frame_with_a_wrong_store_or_columns_is_refused(
         run(spark, feed, tmp_path, by_page, {store: frame})
     assert error in (None, caught.value.id)
     assert not (tmp_path / "state").exists() or not list((tmp_path / "state").rglob("log"))
+
+
+def test_an_initial_frame_is_refused_if_it_is_a_stream_or_rows_have_partitions(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """An initial frame must be static. With dispatch by partition it is refused, because its rows have no partition."""
+    with pytest.raises(ConfigError, match=r"RIFFLE-1631.*streaming frame"):
+        run(spark, feed, tmp_path, by_page, {"aggregate.page": feed.stream(spark)})
+    frame = spark.createDataFrame([], "topic string, partition int, visits long")
+
+    def by_partition(events: DataFrame) -> DataFrame:
+        rows = events.selectExpr("page AS topic", "cast(n AS int) AS partition")
+        return rows.groupBy("topic", "partition").agg(F.count("*").alias("visits"))
+
+    spark.conf.set("spark.riffle.dispatch", "hashed")
+    try:
+        with pytest.raises(ConfigError, match=r"RIFFLE-1630.*dispatch = hashed"):
+            run(spark, feed, tmp_path, by_partition, {"aggregate.topic-partition": frame})
+    finally:
+        spark.conf.unset("spark.riffle.dispatch")

@@ -149,6 +149,10 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
         lambda events: events.alias("a").join(events.alias("b"), F.expr("a.page = b.page AND a.at = b.at")),
         "append", "RIFFLE-0343",
     ),
+    "a column that the folder adds": (
+        lambda events: by_ten(events.withColumn("Batch_ID", F.lit(1))).groupBy("window").agg(F.max("n")),
+        "append", "RIFFLE-0345",
+    ),
 }  # fmt: skip
 
 

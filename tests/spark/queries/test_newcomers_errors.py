@@ -56,8 +56,10 @@ def test_a_sink_whose_jar_is_missing_is_refused_with_the_jar(
     assert caught.value.id == "RIFFLE-1127"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("scheme", "remedy"), [("s3a", "hadoop-aws:3"), ("s3", "s3a://"), ("gs", "connector")])
+@pytest.mark.parametrize(
+    ("scheme", "remedy"),
+    [("s3a", "hadoop-aws:3"), pytest.param("s3", "s3a://", marks=pytest.mark.long), ("gs", "connector")],
+)
 def test_a_checkpoint_whose_file_system_is_missing_is_refused_with_its_jar(
     spark: SparkSession, feed: Feed, tmp_path: Path, scheme: str, remedy: str
 ) -> None:

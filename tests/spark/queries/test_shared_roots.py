@@ -159,7 +159,6 @@ def test_a_query_that_was_refused_is_refused_at_its_next_start_too(
             query.awaitTermination()
 
 
-@pytest.mark.long
 def test_a_query_without_a_checkpoint_starts_empty_with_a_warning(
     events: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,6 +165,46 @@ def test_new_and_removed_columns_must_be_accepted_by_name() -> None:
     start(FEWER, taken="visits,most", accepted="total")
 
 
+def continue_with(meanings: dict[str, str], kind: str = "aggregate", accepted: str = "") -> None:
+    """Check a query with these results against stored visits and totals."""
+    key = pa.schema({"page": pa.string()})
+    schema = PlainColumns("totals", key, STATE.remove(2))
+    stored = {"totals": make_recorded_text(None, schema, 0, {"visits": MEANT["visits"], "total": MEANT["total"]})}
+    query = replace(stage(STATE, key), meanings=meanings)
+    check_stored([replace(query, stage=replace(query.stage, kind=kind))], stored, accepted, "")
+
+
+def test_a_result_keeps_its_stored_values_under_its_alias_only() -> None:
+    """A result with another meaning is refused under a stored alias, and so is a stored result under another alias.
+    Each can be accepted by name.
+    """
+    other, renamed = {**MEANT, "total": "max(n): max"}, {"visits": MEANT["visits"], "sum": MEANT["total"]}
+    with pytest.raises(ConfigError, match="RIFFLE-0334") as refused:
+        continue_with(other)
+    assert "'total'" in refused.value.remedy
+    continue_with(other, accepted="total")
+    with pytest.raises(ConfigError, match="RIFFLE-0338") as refused:
+        continue_with(renamed)
+    assert "Keep the alias" in refused.value.remedy
+    continue_with(renamed, accepted="sum")
+
+
+def test_new_and_removed_results_are_named_in_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """A warning names a result that starts empty, and another one a result whose stored values are dropped."""
+    continue_with({"visits": MEANT["visits"], "most": MEANT["most"]})
+    new, removed = (record.getMessage() for record in caplog.records)
+    assert new.startswith("[RIFFLE-0336] Column most (max(n): max) of store totals is new")
+    assert removed.startswith("[RIFFLE-0337] Column total (sum(n): sum) of store totals is no longer used")
+
+
+def test_a_join_that_reads_another_column_is_refused_until_it_is_accepted() -> None:
+    """Stored rows of a join have only the columns that the query read before. Another one can be accepted as NULL."""
+    with pytest.raises(ConfigError, match="RIFFLE-0335") as refused:
+        continue_with(MEANT, "join")
+    assert "'most'" in refused.value.remedy
+    continue_with(MEANT, "join", accepted="most")
+
+
 def test_names_of_unnamed_columns_can_be_copied_from_the_error() -> None:
     """Names of unnamed columns, which may have spaces and commas, can be copied from the error message into
     the option.

@@ -189,6 +189,20 @@ def test_a_query_without_a_stateful_operator_runs_in_spark(spark: SparkSession, 
     assert not (tmp_path / "c" / "riffle").exists()
 
 
+def test_a_query_without_a_stateful_operator_writes_sparks_table(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """A wrapped query without a stateful operator writes to a table as Spark's own query does."""
+    writer = riffle_spark.on(feed.stream(spark)).select("page").writeStream.trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(tmp_path / "c")).option("path", str(tmp_path / "table"))
+    try:
+        query = writer.toTable("pages_of_events", format="parquet")
+        assert query.awaitTermination(120)
+        assert sorted(spark.table("pages_of_events").collect()) == sorted(feed.table(spark).select("page").collect())
+    finally:
+        spark.sql("drop table if exists pages_of_events")
+
+
 @pytest.mark.smoke
 def test_a_query_is_stopped_in_the_middle_of_a_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -313,7 +313,6 @@ def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path)
     assert report.columns == "Spark: struct<n:bigint,count:bigint>; riffle: struct<n:bigint,rows:bigint>"
 
 
-@pytest.mark.long
 def test_a_function_that_uses_a_new_stream_later_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A function that uses a new stream in a later call is refused, because the stream has no recorded rows."""
     calls: list[None] = []
@@ -407,7 +406,6 @@ def test_a_function_that_returns_no_wrapped_query_is_refused(
     assert refusal(spark, query, tmp_path).id == id
 
 
-@pytest.mark.long
 def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A stream that is not wrapped is refused, because both engines would read different rows of it."""
     plain = counts(tmp_path / "in", [[1]])
