@@ -55,7 +55,7 @@ def arrow_function(
     Args:
         function: the function on rows; ``context`` is a ``Context`` with key-group, batch id, times and store.
         state: the state columns, without the key columns.
-        output: all columns of the output.
+        output: all columns of the output. A timestamp without a zone becomes a ``timestamp_ntz`` of Spark.
         due: the state or key column with the time at which a key expires: timestamps, or milliseconds as int64. A key
             whose value is null never expires.
         time_mode: the time that ``due`` is compared with: ``EventTime`` (the watermark) or ``ProcessingTime`` (the time
