@@ -13,6 +13,7 @@ PLACES = (
     "rows_per_s",
     "rows_per_s_from_kafka",
     "flink_rocksdb_ratio",
+    "flink_rocksdb_ratio_from_kafka",
     "flink_heap_ratio",
     "kafka_streams_ratio",
     "latency_p50_ms",
@@ -23,6 +24,7 @@ PLACES = (
 )
 AGAINST = {
     "flink_rocksdb_ratio": ("flink_rocksdb", "rows_per_s"),
+    "flink_rocksdb_ratio_from_kafka": ("flink_rocksdb", "rows_per_s_from_kafka"),
     "flink_heap_ratio": ("flink_heap", "rows_per_s"),
     "kafka_streams_ratio": ("kafka_streams", "rows_per_s_from_kafka"),
 }

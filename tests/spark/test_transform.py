@@ -16,7 +16,7 @@ from riffle_spark import Stateful, StatefulProcessorHandle, transform_with_state
 from riffle_spark.errors import ConfigError, UserFunctionError
 from tests.kit.processors.visit_processors import Broken, Idle, PandasVisits, Visits
 from tests.kit.streams.newest_rows import assert_newest
-from tests.kit.streams.processor_runs import Told
+from tests.kit.streams.processor_runs import ScriptedProcessor
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -121,7 +121,9 @@ def test_state_variables_are_counted_by_kind() -> None:
         handle.getMapState("map", "k string", "n long", 1_000)
         handle.deleteIfExists("old")
 
-    operator = transform_with_state(Told(init=init), key="k", output="k string", time_mode="ProcessingTime")
+    operator = transform_with_state(
+        ScriptedProcessor(init=init), key="k", output="k string", time_mode="ProcessingTime"
+    )
     assert operator.compute.counted() == {  # type: ignore[attr-defined]
         "numValueStateVars": 2,
         "numListStateVars": 1,

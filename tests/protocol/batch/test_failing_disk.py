@@ -84,7 +84,7 @@ def test_a_batch_that_may_run_only_once_fails_with_the_disk(tmp_path: Path, disk
     world = Elastic(tmp_path, batch_attempts=1)
     world.feed_every(BATCH_SECONDS, 3)
     disk = disk_of(world, "1", disks, "read-only")
-    disk.refuse()
+    disk.fail()
     with pytest.raises(LocalDiskError) as refused:
         world.batch(world.version + 1, one(1))
     assert refused.value.id != "RIFFLE-0514", "the disk of the other executor works"
