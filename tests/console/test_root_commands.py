@@ -313,7 +313,7 @@ def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
     text = run_command("ls", f"file://{prefix}/orders")
     assert text.exit_code == 0
     assert "q1" in text.output
-    assert "No query" in run_command("ls", f"file://{prefix}/none").output
+    assert "No root of a query" in run_command("ls", f"file://{prefix}/none").output
 
 
 KEYS = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("price", pa.decimal128(10, 2)), ("name", pa.string())])

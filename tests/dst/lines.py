@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
-from riffle_spark.offline import recovery, savepoints
+from riffle_spark.offline import recovery, running_log, savepoints
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp
 from riffle_spark.protocol.ports import Delivery
@@ -314,7 +314,7 @@ class Remedies:
         patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: its ids must come from the seed
         clocks = lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000)  # noqa: E731 - two modules
         patch.setattr(recovery, "machine_clocks", clocks)
-        patch.setattr(savepoints, "machine_clocks", clocks)
+        patch.setattr(running_log, "machine_clocks", clocks)
         patch.setattr(savepoints, "open_store", lambda *_: self._world.stepped)
         patch.setattr(savepoints, "user_name", lambda: "ann")
         patch.setattr(savepoints, "socket", SimpleNamespace(gethostname=lambda: "host"))

@@ -89,14 +89,14 @@ def _groups(
     return Shape(f"groups_{name}", "groups", build, batches, mode, **shape_fields)
 
 
-QUIET: dict[str, Any] = {"kept": "c long, s long, newest long", "time_out": "EventTimeTimeout"}
+QUIET: dict[str, Any] = {"state_schema": "c long, s long, newest long", "time_out": "EventTimeTimeout"}
 GROUPS = (
     _groups("count", counted, restart_after=1),
     _groups("count_over_break", counted, breaks_in=1),
     _groups("null_key", counted, batches=NO_TIME),
-    _groups("forgetful", told_when_large, kept="s long"),
-    _groups("each_row", each_row, kept="number long", mode="append", restart_after=2),
-    _groups("mixed_state", mixed_state, kept="last string, mean double, seen boolean", batches=NO_TIME,
+    _groups("forgetful", told_when_large, state_schema="s long"),
+    _groups("each_row", each_row, state_schema="number long", mode="append", restart_after=2),
+    _groups("mixed_state", mixed_state, state_schema="last string, mean double, seen boolean", batches=NO_TIME,
             out="k string, last string, mean double, seen boolean"),
     _groups("until_quiet", until_quiet, **QUIET),
     _groups("until_quiet_over_restart", until_quiet, restart_after=2, **QUIET),
