@@ -60,7 +60,7 @@ def test_an_executed_command_names_the_next_step(name: str, world: World, tmp_pa
 
 def test_a_command_that_finds_nothing_to_change_is_not_done(world: World) -> None:
     """A deletion of a key without state says that it changes nothing, and names no next step."""
-    executed = run_command("state", "delete", world.home.root, *EDIT[:3], "nobody", *EDIT[4:], "--execute")
+    executed = run_command("state", "delete", world.home.root, *EDIT[:3], "no-such-key", *EDIT[4:], "--execute")
     assert executed.exit_code == 0, executed.output
     assert "change nothing" in executed.output
     assert "Done:" not in executed.output
