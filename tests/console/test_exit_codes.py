@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from riffle_spark.console.main import main
 from riffle_spark.state.log import paths
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 OF_A_ROOT = (
     ("verify", "{}"),
@@ -79,7 +79,7 @@ CALLED_WRONGLY = (
 def test_a_wrong_call_exits_with_2_before_the_state_is_read(command: tuple[str, ...], tmp_path: Path) -> None:
     """A wrong call exits with 2 before the state is read, because monitoring treats 1 as damage."""
     root = f"file://{tmp_path}/state"
-    World(tmp_path / "local", root=root).batch(0, one(0))
+    World(tmp_path / "local", root=root).batch(0, one_row(0))
     code, output = run_on(command, root, tmp_path)
     assert (code, "Usage: " in output) == (2, True), output
 
@@ -101,7 +101,7 @@ def test_a_missing_encryption_key_exits_with_3(tmp_path: Path) -> None:
     root = f"file://{tmp_path}/state"
     world = World(tmp_path / "local", root=root, encryption_keys=f"file:{tmp_path}/a")
     for version in range(3):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
     assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "a.toml"))[0] == 0
     (tmp_path / "none.toml").write_text("")
     assert run_on(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "none.toml"))[0] == 3

@@ -17,7 +17,7 @@ from riffle_spark.state.formats.part_codec import ENCRYPTED
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record, RecordedMember, decode, encode
 from riffle_spark.state.objects.memory import MemoryStore
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 EVIL = "x\x1b[2J\x07\r\u202e\u2028\x9b2J\ud800\nstate: forged"
 """Text that clears a screen, rings, overwrites a line, reverses text, also by C1 codes, with half a character and a
@@ -74,7 +74,7 @@ def rewrite(world: World, record: Record) -> None:
 def filled(world: World, tmp_path: Path) -> World:
     """Return a query with some batches and a checkpoint."""
     for version in range(3):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()
         for version in range(3):

@@ -26,7 +26,7 @@ from riffle_spark.state.log.record import encode as encode_record
 from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import query_with_standbys, read_json, run_command, stored_query, write_status
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -88,7 +88,7 @@ def test_a_root_on_files_shows_no_request_price(tmp_path: Path) -> None:
     exporter = StatusExporter(world.memory, lambda: world.settings, tuple, "1.2.3", lambda _: None)
     for version in range(2):
         world.clock.advance(600)
-        exporter.export(world.batch(version, one(version)), world.driver.facts(), ())
+        exporter.export(world.batch(version, one_row(version)), world.driver.facts(), ())
     world.driver.count_requests("status", {"put": 7})
     assert "requests_price_dollars" not in world.driver.facts().counters
     stores = read_json("stores", world.home.root)

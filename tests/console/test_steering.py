@@ -23,7 +23,7 @@ from riffle_spark.protocol.batch.mailbox import MailboxRequest, read_mailbox
 from riffle_spark.protocol.facts import FailureFacts
 from riffle_spark.state.log.paths import MAILBOX, STATUS
 from riffle_spark.state.objects.open import open_store
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def query(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> World:
     """Return a query after a batch that reads requests and whose clock replaces the machine's."""
     monkeypatch.setattr(steering, "_LOOK_SECONDS", 0.01)  # private: shortens the wait
     world = World(tmp_path / "local", root=root, control="on", status_interval=3_600)
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     monkeypatch.setattr("time.time_ns", lambda: world.clock.wall_ms() * 1_000_000)
     return world
 
@@ -214,8 +214,8 @@ def test_a_command_warns_at_once_of_a_stopped_or_silent_query(query: World, root
         assert (stopped.exit_code, "RIFFLE-1490" in stopped.stderr) == (5, True)
         assert json.loads(stopped.stdout)["warning"].startswith("The query stopped")
     query.start()
-    query.batch(1, one(1))
-    query.batch(2, one(1))
+    query.batch(1, one_row(1))
+    query.batch(2, one_row(1))
     states = [each["state"] for each in json.loads(run("requests", root, "--json").stdout)["requests"]]
     assert states == ["refused", "superseded", "applied", "applied"]
     assert run("resume", root).exit_code == 0, "a driver has started since the status"
@@ -283,7 +283,7 @@ def test_a_query_that_does_not_read_requests_is_refused_at_once(tmp_path: Path, 
     """A query that does not read requests, and a root without a log, are refused at once."""
     missing = run("drain", root, "1")
     assert (missing.exit_code, "RIFFLE-1583" in missing.output) == (1, True)
-    World(tmp_path / "local", root=root).batch(0, one(1))
+    World(tmp_path / "local", root=root).batch(0, one_row(1))
     refused = run("drain", root, "1")
     assert (refused.exit_code, "RIFFLE-1358" in refused.output) == (1, True)
     assert not open_store(root).exists(MAILBOX)
@@ -297,7 +297,7 @@ def test_verify_and_orphan_scans_leave_the_mailbox_alone(query: World, root: str
     assert json.loads(verified.output)["findings"] == []
     query.start()
     for version in range(1, 8):
-        query.batch(version, one(version))
+        query.batch(version, one_row(version))
     query.rest(5, 100_000)
     assert query.memory.requests["list"] >= 2, "the root was scanned"
     assert query.memory.exists(MAILBOX)

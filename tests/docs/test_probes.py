@@ -18,7 +18,7 @@ from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.root_status import read_status
 from tests.kit.folders import CHECKOUT
 from tests.kit.pages import blocks
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 PAGE = CHECKOUT / "docs" / "probes.md"
 ROOT = "s3://bucket/state/totals"
@@ -80,7 +80,7 @@ def machine(tmp_path: Path) -> Machine:
 def query(machine: Machine, tmp_path: Path) -> World:
     """Return a query after its first batch."""
     world = World(tmp_path / "local", root=machine.root)
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     return world
 
 
@@ -140,7 +140,7 @@ def test_the_probe_uses_the_previous_status_until_the_first_batch_ends(
     assert (probe() is None) == is_accepted
     query.start()
     assert (probe() is None) == is_accepted
-    query.batch(1, one(1))
+    query.batch(1, one_row(1))
     write_status(query, 0)
     assert probe() is None
 

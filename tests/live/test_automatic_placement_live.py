@@ -23,7 +23,7 @@ from riffle_spark.protocol.ownership import quarantine
 from tests.kit.failing_disks import own_disk
 from tests.kit.streams import live_query as live
 from tests.kit.streams.live_query import LiveQuery, await_executors, master_of, run_workers
-from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, running, settings_in, start, wait_for
+from tests.kit.streams.streaming import PATIENCE_SECONDS, CollectingSink, running, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -64,7 +64,7 @@ class KeyedQuery:
         groups = keygroups.key_groups([pa.array(names)], GROUPS).tolist()
         self.keys = {g: [k for k, of in zip(names, groups, strict=True) if of == g][:10] for g in range(GROUPS)}
         self._producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
-        self.sent, self.kept = 0, Kept()
+        self.sent, self.kept = 0, CollectingSink()
         settings = settings_in(
             folder, rack_aware_assignment_strategy="min_cost", num_standbys=1, expected_executors=2,
             local_dir=None, acceptable_recovery_lag=15, probing_rebalance_interval=0.001,

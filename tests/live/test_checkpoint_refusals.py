@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count, sum_
-from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, records, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +43,7 @@ class Query:
 
     def run(self) -> dict[object, dict[str, int]]:
         """Run the query with a new job until the feed is read. Return the newest delivered row of each key."""
-        sink = Kept()
+        sink = CollectingSink()
         compute = aggregate(rows=count(), total=sum_("v"))
         job = Stateful("totals", "k", compute, settings=settings_in(self.folder)).into(sink)
         run_to_end(self.feed.stream(self.spark), job, self.checkpoint)

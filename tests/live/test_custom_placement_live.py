@@ -18,7 +18,7 @@ from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine import inventory
 from riffle_spark.worker.member_folders import executor_id
-from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
+from tests.kit.streams.streaming import PATIENCE_SECONDS, CollectingSink, rest, settings_in
 
 pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -49,7 +49,7 @@ class PlacedJob:
             folder, expected_executors=2, acceptable_recovery_lag=0, max_warmup_replicas=8, **settings
         )
         assert len(inventory.await_executors(spark, job_settings, expected=2)) == 2
-        self._spark, self._kept, self._version = spark, Kept(), -1
+        self._spark, self._kept, self._version = spark, CollectingSink(), -1
         compute = arrow_function(
             output_executor, state=pa.schema([EXECUTOR_OF_KEY.field("executor")]), output=EXECUTOR_OF_KEY
         )

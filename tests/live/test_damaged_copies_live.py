@@ -13,7 +13,7 @@ from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.spark.engine import inventory
 from tests.kit.damage.damager import Damager
 from tests.kit.processors.visit_processors import Visits
-from tests.kit.streams.streaming import Kept, rest, settings_in
+from tests.kit.streams.streaming import CollectingSink, rest, settings_in
 
 pytestmark = pytest.mark.cluster
 
@@ -36,7 +36,7 @@ def test_damaged_local_files_change_no_total_and_end_no_worker(spark: SparkSessi
     processed = transform_with_state(
         Visits(), key="user", output="user long, visits long, total long", time_mode="None", settings=settings
     )
-    sink = Kept()
+    sink = CollectingSink()
     job = (computed if kind == "columns" else processed).into(sink)
     damager, before = Damager(tmp_path / "local", random.Random(5)), workers(spark)
     for batch in range(BATCHES):

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, last, sum_, switch_dispatch
 from tests.kit.streams.newest_rows import assert_newest
-from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, settings_in, start
+from tests.kit.streams.streaming import CollectingSink, Feed, records, run_to_end, settings_in, start
 
 pytestmark = pytest.mark.spark
 
@@ -55,7 +55,7 @@ class Events:
         return self.feed.table(spark).groupBy("k").agg(*columns)
 
 
-def job_of(settings: Settings, sink: Kept) -> StatefulJob:
+def job_of(settings: Settings, sink: CollectingSink) -> StatefulJob:
     """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), total=sum_("v"), newest=last("v"))
     return Stateful("totals", "k", compute, settings=settings, order_by="at").into(sink)
@@ -65,7 +65,7 @@ def job_of(settings: Settings, sink: Kept) -> StatefulJob:
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
 def test_dispatch_by_partition_has_the_results_of_a_groupby(spark: SparkSession, tmp_path: Path, dispatch: str) -> None:
     """With dispatch by partition, each topic partition is a shard, and each key's result is that of a groupBy."""
-    events, sink = Events(tmp_path / "in"), Kept()
+    events, sink = Events(tmp_path / "in"), CollectingSink()
     events.add(3)
     job = job_of(settings_in(tmp_path, dispatch=dispatch), sink)
     run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
@@ -81,7 +81,7 @@ def test_the_dispatch_can_be_switched_in_both_directions(spark: SparkSession, tm
     """The procedure to switch the dispatch works in both directions: no local copy is left, and state is fetched from
     the new snapshots.
     """
-    events, sink, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"
+    events, sink, root = Events(tmp_path / "in"), CollectingSink(), f"file://{tmp_path}/state"
     for dispatch in ("key_group", "partition", "key_group"):
         if events.at:
             switch_dispatch(root, dispatch, partition_of=partition_of, execute=True)
@@ -105,9 +105,9 @@ def test_a_query_with_another_dispatch_than_its_state_is_refused(spark: SparkSes
     """
     events = Events(tmp_path / "in")
     events.add(1)
-    run_to_end(events.feed.stream(spark), job_of(settings_in(tmp_path), Kept()), tmp_path / "checkpoint")
+    run_to_end(events.feed.stream(spark), job_of(settings_in(tmp_path), CollectingSink()), tmp_path / "checkpoint")
     events.add(1)
-    job = job_of(settings_in(tmp_path, dispatch="partition"), Kept())
+    job = job_of(settings_in(tmp_path, dispatch="partition"), CollectingSink())
     with pytest.raises(StreamingQueryException, match=r"dispatch = partition, but .* dispatch = key_group") as caught:
         run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
     assert "riffle dispatch" in str(caught.value)

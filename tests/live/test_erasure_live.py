@@ -24,7 +24,7 @@ from riffle_spark.state.objects.open import open_store, root_id
 from tests.kit.root_commands import run_command
 from tests.kit.roots.key_search import find_files, find_objects, made_ids
 from tests.kit.servers.object_server import ObjectServer
-from tests.kit.streams.streaming import Feed, Kept, rest, settings_in, start, wait_for
+from tests.kit.streams.streaming import CollectingSink, Feed, rest, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -80,7 +80,7 @@ class Query:
     def run(self, batches: list[tuple[list[bytes], int]], savepoint_after: int | None = None) -> None:
         """Run these batches one by one, wait for the upkeep after each, and create a savepoint after one of them."""
         compute = aggregate(rows=count(), total=sum_("n"))
-        job: StatefulJob = Stateful("totals", "id", compute, settings=self.settings).into(Kept())
+        job: StatefulJob = Stateful("totals", "id", compute, settings=self.settings).into(CollectingSink())
         query = start(self.stream(), job, self.checkpoint, processingTime="50 milliseconds")
         try:
             for place, (ids, n) in enumerate(batches):

@@ -23,7 +23,7 @@ from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import running_seconds
 from riffle_spark.spark.engine.tagged_jobs import Losses, _Watch  # private: looked at while nobody dies
 from tests.kit.streams.placed_frames import built_frames
-from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
+from tests.kit.streams.streaming import CollectingSink, executor_processes, running, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -55,13 +55,13 @@ def counting(folder: Path) -> Callable[..., object]:
 
 
 @pytest.fixture
-def collected() -> Kept:
+def collected() -> CollectingSink:
     """A sink that keeps its deliveries."""
-    return Kept()
+    return CollectingSink()
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, collected: Kept) -> StatefulJob:
+def job(spark: SparkSession, tmp_path: Path, collected: CollectingSink) -> StatefulJob:
     """A job on two live executors, after one batch."""
     settings = settings_in(tmp_path, expected_executors=2)
     inventory.await_executors(spark, settings, expected=2)
@@ -93,7 +93,7 @@ def wait_until_gone(spark: SparkSession, victim: str) -> None:
 
 
 def test_key_groups_of_a_dead_executor_move_in_the_next_batch(
-    spark: SparkSession, job: StatefulJob, collected: Kept
+    spark: SparkSession, job: StatefulJob, collected: CollectingSink
 ) -> None:
     """After an executor dies, the next batch restores its key-groups on the other one. The report lists the moves and
     no miss.
@@ -121,7 +121,7 @@ def test_stores_in_two_groups_have_separate_owners_and_survive_a_death(
     settings = settings_in(tmp_path, expected_executors=2, key_groups=5, store_groups={"models": "heavy"})
     inventory.await_executors(spark, settings, expected=2)
     compute = arrow_function(counting(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
-    sinks, built = {"totals": Kept(), "models": Kept()}, built_frames(monkeypatch)
+    sinks, built = {"totals": CollectingSink(), "models": CollectingSink()}, built_frames(monkeypatch)
     jobs = [Stateful(store, "k", compute).into(sink) for store, sink in sinks.items()]
     job = together(*jobs, settings=settings)
     for version in range(3):
@@ -156,7 +156,7 @@ def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:
 
 @pytest.mark.parametrize("step", ["run", "after seal"])
 def test_each_row_counts_once_if_an_executor_dies_inside_a_batch(
-    spark: SparkSession, job: StatefulJob, collected: Kept, step: str, tmp_path: Path
+    spark: SparkSession, job: StatefulJob, collected: CollectingSink, step: str, tmp_path: Path
 ) -> None:
     """If an executor dies while slots compute or after they have reported, the batch is delivered whole and each row
     counts once.
@@ -181,7 +181,7 @@ def test_each_row_counts_once_if_an_executor_dies_inside_a_batch(
 
 
 def test_no_batch_waits_for_a_dead_executor(
-    spark: SparkSession, job: StatefulJob, collected: Kept, tmp_path: Path
+    spark: SparkSession, job: StatefulJob, collected: CollectingSink, tmp_path: Path
 ) -> None:
     """A batch does not wait for a dead executor if Spark would hold its slots for minutes: the run is cancelled and
     repeated. The application's locality waits stay as they are.

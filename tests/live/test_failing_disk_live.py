@@ -14,7 +14,7 @@ from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.protocol.ownership import discovery
 from riffle_spark.spark.engine import inventory
 from tests.kit.failing_disks import own_disk
-from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
+from tests.kit.streams.streaming import PATIENCE_SECONDS, CollectingSink, rest, settings_in
 
 pytestmark = pytest.mark.cluster
 
@@ -33,7 +33,7 @@ def test_a_member_with_a_read_only_folder_is_set_aside_until_its_repair(
     monkeypatch.setattr(discovery, "_ASIDE_SECONDS", 1.0)  # private: sooner
     settings = settings_in(tmp_path)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2
-    sink, batches = Kept(), 0
+    sink, batches = CollectingSink(), 0
     job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
 
     def feed() -> None:

@@ -18,7 +18,7 @@ from riffle_spark import Stateful, aggregate, count, transform_with_state
 from riffle_spark.errors import ConfigError
 from riffle_spark.testing import Aborted, Harness
 from tests.kit.processors.visit_processors import Visits
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, run_to_end, settings_in
 
 pytestmark = pytest.mark.newer_spark
 
@@ -188,7 +188,7 @@ def test_initial_state_is_refused_with_dispatch_by_partition() -> None:
 @pytest.mark.long
 def test_a_restarted_query_loads_a_named_initial_state_once(spark: SparkSession, tmp_path: Path) -> None:
     """A query in Spark that is restarted with a named initial state loads it once, also with a watermark."""
-    feed, sink = Feed(tmp_path / "in", "user string, amount long, at timestamp"), Kept()
+    feed, sink = Feed(tmp_path / "in", "user string, amount long, at timestamp"), CollectingSink()
     backfill = spark.createDataFrame([("ann", 100), ("zoe", 7)], "user string, visits long")
     named: list[dict[str, Any]] = [{}, *[{"initial_state": backfill, "initial_state_name": "2026-backfill"}] * 2]
     rows = []
@@ -211,6 +211,8 @@ def test_aggregates_and_caches_refuse_initial_state(
     """
     compute: Any = visits().compute if changes else aggregate(rows=count())
     frame = spark.createDataFrame([("ann", 1)], "user string, amount long")
-    job = Stateful("s", "user", compute, settings=settings_in(tmp_path), initial_state=frame, **changes).into(Kept())
+    job = Stateful("s", "user", compute, settings=settings_in(tmp_path), initial_state=frame, **changes).into(
+        CollectingSink()
+    )
     with pytest.raises(ConfigError, match=error_id):
         job(frame, 0)

@@ -18,7 +18,7 @@ from riffle_spark import Stateful, arrow_function
 from riffle_spark.errors import UnavailableError
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_load_app import KEYS, SENT, TAKEN, TIMES
-from tests.kit.streams.streaming import Kept, refused_between, run_app, settings_in
+from tests.kit.streams.streaming import CollectingSink, refused_between, run_app, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -60,7 +60,7 @@ def test_repeatedly_killed_executors_fail_the_batch_with_a_remedy(spark: SparkSe
     raise.
     """
     kills = arrow_function(kill_the_executor, state=NUMBER, output=NUMBER)
-    job = Stateful("killed", "k", kills, settings=settings_in(tmp_path, batch_attempts=1)).into(Kept())
+    job = Stateful("killed", "k", kills, settings=settings_in(tmp_path, batch_attempts=1)).into(CollectingSink())
     with pytest.raises(UnavailableError, match="RIFFLE-0293") as refused:
         job(spark.range(10).selectExpr("id k"), 0)
     assert "spark.executor.memory" in refused.value.remedy

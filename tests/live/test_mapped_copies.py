@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, last
-from tests.kit.streams.streaming import Kept, committed, settings_in
+from tests.kit.streams.streaming import CollectingSink, committed, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -36,7 +36,7 @@ def test_a_query_runs_with_a_state_of_a_tenth_of_the_limit(spark: SparkSession, 
     """A query runs with a state of a tenth of the limit: while the state grows, in batches that change all key-groups,
     and after a restart without local copies.
     """
-    sink = Kept()
+    sink = CollectingSink()
     lasts = aggregate(rows=count(), v=last("v"))
     settings = settings_in(tmp_path, key_groups=8)
     job = Stateful("large", "k", lasts, settings=settings).into(sink)

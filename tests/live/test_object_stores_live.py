@@ -19,7 +19,7 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from tests.kit.servers.cloud_servers import CloudServer
 from tests.kit.servers.object_server import ObjectServer
-from tests.kit.streams.streaming import Feed, Kept, executor_processes, settings_in, start, wait_for
+from tests.kit.streams.streaming import CollectingSink, Feed, executor_processes, settings_in, start, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -84,7 +84,7 @@ def test_a_query_counts_exactly_after_a_kill(spark: SparkSession, place: Place, 
     store.
     """
     feed = Feed(tmp_path / "in", "k long, v long")
-    sink = Kept()
+    sink = CollectingSink()
 
     def job_with(local: str) -> StatefulJob:
         settings = settings_in(tmp_path, root=place.root, local_dir=f"{tmp_path}/{local}", **place.settings)

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, rollback, sum_
-from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, records, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -20,7 +20,7 @@ def test_spark_continues_after_a_rollback_is_rolled_back(sealed: bool, spark: Sp
 
     With ``deliver_after_commit`` the restored batch is delivered once more, with the same rows.
     """
-    feed, sink, checkpoint = Feed(tmp_path / "in", "k long, v long"), Kept(), tmp_path / "checkpoint"
+    feed, sink, checkpoint = Feed(tmp_path / "in", "k long, v long"), CollectingSink(), tmp_path / "checkpoint"
     root, job_settings = f"file://{tmp_path}/state", settings_in(tmp_path, key_groups=2, deliver_after_commit=sealed)
 
     def job() -> StatefulJob:

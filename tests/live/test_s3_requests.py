@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from apps.demo.servers import S3Server
 from riffle_spark import Stateful, aggregate, count, sum_
-from tests.kit.streams.streaming import Kept, rest, settings_in, wait_for
+from tests.kit.streams.streaming import CollectingSink, rest, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -68,7 +68,7 @@ def test_a_steady_batch_sends_few_requests_and_no_list_request(
     """
     settings = settings_in(tmp_path, root=f"s3://{s3_server.bucket}/steady", s3_endpoint=s3_server.endpoint)
     settings = settings.but(status_interval=0)  # the status would add requests
-    sink = Kept()
+    sink = CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
     server_counts = []
     for batch in range(WARM_UP + STEADY):
@@ -94,7 +94,7 @@ def test_a_restart_without_local_copies_restores_from_s3(
     """A job without local copies restores the state that an earlier job committed to S3."""
     root = f"s3://{s3_server.bucket}/restored"
     for batch, local in enumerate(("one", "two")):
-        sink = Kept()
+        sink = CollectingSink()
         settings = settings_in(tmp_path, root=root, s3_endpoint=s3_server.endpoint, local_dir=f"{tmp_path}/{local}")
         job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(sink)
         job(spark.range(300).selectExpr("id % 30 k"), batch)

@@ -17,7 +17,16 @@ from riffle_spark.offline.fork import fork
 from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.offline.verify import verify
 from tests.kit.root_commands import run_command
-from tests.kit.streams.streaming import Feed, Kept, committed, records, run_to_end, settings_in, start, wait_for
+from tests.kit.streams.streaming import (
+    CollectingSink,
+    Feed,
+    committed,
+    records,
+    run_to_end,
+    settings_in,
+    start,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 BATCHES = 150
@@ -56,7 +65,7 @@ class Query:
         self.feed = feed
         place: Mapping[str, str] = {"root": root} if root else {}
         self.settings = settings_in(folder, control="on", retained_versions=2, retained_for=0, **place)
-        self.kept = Kept()
+        self.kept = CollectingSink()
         self.checkpoint = folder / "checkpoint"
 
     @property

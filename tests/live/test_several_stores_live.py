@@ -27,7 +27,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.worker.member_folders import options_of
-from tests.kit.streams.streaming import Kept, executor_processes, job_group, settings_in, wait_for
+from tests.kit.streams.streaming import CollectingSink, executor_processes, job_group, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -90,7 +90,7 @@ class Totals:
         self.options = options_of(settings)
         self.deaths = folder / "deaths"
         self.deaths.mkdir()
-        self.sinks = {store: Kept() for store in STORES}
+        self.sinks = {store: CollectingSink() for store in STORES}
         self.rows: Counter[int] = Counter()
         self.total: Counter[int] = Counter()
         self.version = -1

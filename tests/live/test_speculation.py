@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from apps.demo.servers import StandaloneCluster
 from riffle_spark import Stateful, arrow_function
 from riffle_spark.spark.engine import inventory
-from tests.kit.streams.streaming import Kept, committed, job_group, settings_in
+from tests.kit.streams.streaming import CollectingSink, committed, job_group, settings_in
 
 pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -66,7 +66,7 @@ def test_two_attempts_of_a_slot_count_once(spark: SparkSession, tmp_path: Path) 
     """With speculation Spark starts a slow slot twice, and its rows are delivered and committed once."""
     (attempts := tmp_path / "attempts").mkdir()
     compute = arrow_function(uneven(attempts), state=pa.schema([("rows", pa.int64())]), output=ROWS_OF_KEY)
-    sink = Kept()
+    sink = CollectingSink()
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(sink)
     executors = inventory.await_executors(spark, settings_in(tmp_path), expected=2)
     assert len({executor.host for executor in executors}) == 2

@@ -15,7 +15,7 @@ from riffle_spark import Stateful, aggregate, count
 from riffle_spark.settings import Settings
 from tests.kit.streams import live_query as live
 from tests.kit.streams.live_query import LiveQuery, await_executors, master_of, run_workers
-from tests.kit.streams.streaming import Kept, rest, running
+from tests.kit.streams.streaming import CollectingSink, rest, running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -118,7 +118,7 @@ def test_a_cache_starts_empty_only_for_the_keys_of_a_lost_member(
     """A cache starts empty for the keys of a lost member and continues for all others. The query does not fail."""
     run_workers(spark, cluster, len(HOSTS))
     settings = Settings(root=f"file://{tmp_path}/state", key_groups=8, expected_executors=len(HOSTS))
-    sink, keys = Kept(), spark.range(200).selectExpr("id k")
+    sink, keys = CollectingSink(), spark.range(200).selectExpr("id k")
     operator = Stateful("seen", "k", aggregate(rows=count()), durable=False, settings=settings)
     job = operator.into(sink)
     for version in range(3):

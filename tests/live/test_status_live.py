@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.console.main import main
-from tests.kit.streams.streaming import Feed, Kept, records, settings_in, start, wait_for
+from tests.kit.streams.streaming import CollectingSink, Feed, records, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 KEYS = [f"key-{n}" for n in range(80)]
@@ -34,7 +34,7 @@ def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: Spark
     feed = Feed(tmp_path / "in", "k string, v long")
     settings = settings_in(tmp_path, status_interval=0.5)
     compute = aggregate(rows=count(), total=sum_("v"))
-    job: StatefulJob = Stateful("totals", "k", compute, settings=settings).into(Kept())
+    job: StatefulJob = Stateful("totals", "k", compute, settings=settings).into(CollectingSink())
     root = f"file://{tmp_path}/state"
     query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
     try:
@@ -94,7 +94,7 @@ def test_an_error_of_spark_outside_of_a_batch_is_in_the_status(spark: SparkSessi
     """If the query fails outside of a batch, the status names the error that ended it."""
     feed = Feed(tmp_path / "in", "k string, v long")
     settings = settings_in(tmp_path, status_interval=0.5)
-    job: StatefulJob = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job: StatefulJob = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
     root = f"file://{tmp_path}/state"
     query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
     feed.add([{"k": key, "v": 1} for key in KEYS])

@@ -20,7 +20,7 @@ from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.state.log.record import Record
 from tests.kit.folders import CHECKOUT
-from tests.kit.streams.streaming import Feed, Kept, records, running, settings_in, start, wait_for
+from tests.kit.streams.streaming import CollectingSink, Feed, records, running, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.newer_spark]
 MASTER = "local-cluster[2,1,600]"
@@ -38,7 +38,7 @@ class SteeredQuery:
         self.settings = settings_in(folder, **options)
         self.conf_file = folder / "riffle.toml"
         self.conf_file.write_text("".join(f'{name} = "{value}"\n' for name, value in settings.items()))
-        self.kept = Kept()
+        self.kept = CollectingSink()
         compute = aggregate(rows=count(), total=sum_("v"))
         self.job: StatefulJob = Stateful("totals", "k", compute, settings=self.settings).into(self.kept)
         self.query: StreamingQuery

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import observed
-from tests.kit.streams.streaming import Kept, records, rest, settings_in
+from tests.kit.streams.streaming import CollectingSink, records, rest, settings_in
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +34,7 @@ def test_executors_take_snapshots_and_new_members_restore_from_them(spark: Spark
     """Executors take snapshots when chains are long, commits list them, and members without copies restore
     from them.
     """
-    compute, sink = aggregate(rows=count(), total=sum_("v")), Kept()
+    compute, sink = aggregate(rows=count(), total=sum_("v")), CollectingSink()
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path, snapshot_chain_links=3)).into(sink)
     for number in range(6):
         job(batch(spark), number)

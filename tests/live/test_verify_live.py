@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count
 from riffle_spark.offline.verify import verify
-from tests.kit.streams.streaming import Kept, settings_in, start, wait_for
+from tests.kit.streams.streaming import CollectingSink, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -21,7 +21,7 @@ def test_verify_finds_no_error_while_a_query_commits_batches(spark: SparkSession
     checkpoint = tmp_path / "checkpoint"
     rows = spark.readStream.format("rate").option("rowsPerSecond", 500).load().selectExpr("value % 80 as k")
     settings = settings_in(tmp_path, retained_for="1 h")
-    job: StatefulJob = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job: StatefulJob = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
     query = start(rows, job, checkpoint, processingTime="0 seconds")
     try:
         wait_for(lambda: len(job.reports) >= 3, "three batches")

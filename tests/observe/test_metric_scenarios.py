@@ -21,7 +21,7 @@ from riffle_spark.protocol.batch.counters import Counters
 from riffle_spark.testing import Attempt
 from tests.kit import metrics_reference as reference
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.simulated.world import World, one_row, rows_of, totals
 
 MARK = "user-key-"
 
@@ -85,14 +85,14 @@ def cold_and_warm_copies(folder: Path) -> list[Reading]:
 def taken_over(folder: Path) -> list[Reading]:
     """A second driver takes over, and the first one is fenced."""
     world = World(folder)
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     first = world.driver
     run_id = world.run_id
     world.start()
-    world.batch(1, one(2))
+    world.batch(1, one_row(2))
     world.driver = first
     with pytest.raises(FencedError):
-        world.batch(1, one(2), run_id=run_id)
+        world.batch(1, one_row(2), run_id=run_id)
     return list(readings_of(world))
 
 
@@ -102,13 +102,13 @@ def failing_parts(folder: Path) -> list[Reading]:
     sink = world.sinks["totals"]
     world.sinks["totals"] = _raise  # type: ignore[assignment]
     with pytest.raises(RuntimeError):
-        world.batch(0, one(1))
+        world.batch(0, one_row(1))
     world.start()
     world.sinks["totals"] = sink
-    world.batch(0, one(1), lose_block="totals")
+    world.batch(0, one_row(1), lose_block="totals")
     world.background.submit(_raise_in_upkeep)
     world.background.run()
-    report = world.batch(1, one(2))
+    report = world.batch(1, one_row(2))
     return list(readings_of(world, report))
 
 
@@ -121,14 +121,14 @@ def user_functions(folder: Path) -> list[Reading]:
             attempt.run(), late_rows=1, dead_rows=2, dead_example="ValueError", timers_fired=3, expired=4
         )
 
-    report = world.batch(0, one(1), perform, watermark_source="spark", watermark_ms=500)
+    report = world.batch(0, one_row(1), perform, watermark_source="spark", watermark_ms=500)
     return list(readings_of(world, report))
 
 
 def source_with_lag(folder: Path) -> list[Reading]:
     """Kafka has more records than the last batch read."""
     world = World(folder)
-    report = world.batch(0, one(1))
+    report = world.batch(0, one_row(1))
     now = world.clock.seconds()
     world.driver.record_source(['{"events":{"0":10}}'], ['{"events":{"0":25}}'], now)
     world.clock.advance(7)
@@ -138,7 +138,7 @@ def source_with_lag(folder: Path) -> list[Reading]:
 def spark_only(folder: Path) -> list[Reading]:
     """Spark builds a plan again and runs a slot on another executor. A simulation never does either."""
     world = World(folder)
-    report = replace(world.batch(0, one(1)), plan_fallbacks=2, misses=1, misplaced_runs=1)
+    report = replace(world.batch(0, one_row(1)), plan_fallbacks=2, misses=1, misplaced_runs=1)
     counters = Counters()
     counters.add_report(report)
     return list(readings(report, replace(world.driver.facts(), counters=counters.values())))

@@ -22,7 +22,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.job_exporters import check_exporters
 from riffle_spark.testing import ManualClock
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, scripted_server
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="riffle-spark[otel] is not installed")
 
@@ -108,7 +108,7 @@ def run_batches(folder: Path, count: int = 2) -> list[tuple[BatchReport, DriverF
     world = World(folder)
     moments = []
     for version in range(count):
-        report = world.batch(version, one(version + 1))
+        report = world.batch(version, one_row(version + 1))
         facts = replace(world.driver.facts(), query_id="0a1b2c3d-0000", query_name="clicks")
         moments.append((report, facts))
     return moments
@@ -272,7 +272,7 @@ def test_values_are_sent_again_after_a_failure(receiver: ScriptedServer, tmp_pat
 def test_no_key_or_value_of_user_data_is_sent(receiver: ScriptedServer, tmp_path: Path) -> None:
     """No request contains a key or a value of the user's rows."""
     world = World(tmp_path)
-    report = world.batch(0, one(987_654_321, "a-secret-key"))
+    report = world.batch(0, one_row(987_654_321, "a-secret-key"))
     facts = replace(world.driver.facts(), query_id="0a1b2c3d", query_name="clicks")
     exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds, os.environ)
     exporter.export(report, facts, readings(report, facts))

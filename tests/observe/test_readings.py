@@ -8,7 +8,7 @@ from riffle_spark.observe.metric_list import LABELS, METRICS, Metric
 from riffle_spark.observe.readings import Reading, readings
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts, MemberFacts
-from tests.kit.simulated.world import World, one, two_stores
+from tests.kit.simulated.world import World, one_row, two_stores
 
 
 def values(world: World, name: str) -> dict[tuple[str, ...], int | float]:
@@ -38,8 +38,8 @@ def test_a_sample_has_the_text_format_of_prometheus() -> None:
 def test_counters_are_sums_over_batches(tmp_path: Path) -> None:
     """Rows of two batches are added up per store, and members are counted by state."""
     world = World(tmp_path, operators=two_stores())
-    world.batch(0, one(1))
-    world.batch(1, one(2, "b"))
+    world.batch(0, one_row(1))
+    world.batch(1, one_row(2, "b"))
     assert values(world, "riffle_rows_total") == {("totals",): 2, ("tails",): 2}
     assert values(world, "riffle_batches_total") == {("run",): 2}
     assert values(world, "riffle_members")[("active",)] == 2

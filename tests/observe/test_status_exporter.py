@@ -21,7 +21,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore, TaggedObject
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 MOVE = MoveSummary(1_000_000, 1, 3, "query", "owner", "", "m1", "member joined", "balance")
 
@@ -357,7 +357,7 @@ def test_verify_accepts_the_status_and_a_root_with_only_a_status_is_empty(tmp_pa
     world = World(tmp_path / "local")
     Writer(world.memory, status_page=True).exporter.export(_report(0), _facts(0), ())
     world.start()
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     result = verify(world.home.root)
     assert result.is_whole
     assert not result.findings

@@ -8,13 +8,13 @@ from riffle_spark.observe.metric_list import LABELS, METRIC_BY_NAME, METRICS
 from riffle_spark.observe.readings import Reading, readings
 from riffle_spark.observe.totals import FIXED_LABELS, totals
 from riffle_spark.protocol.facts import DriverFacts
-from tests.kit.simulated.world import World, one, two_stores
+from tests.kit.simulated.world import World, one_row, two_stores
 
 
 def test_open_labels_are_added_up_and_fixed_ones_are_in_the_name(tmp_path: Path) -> None:
     """Rows of both stores are one sum. Members have a total per state, and requests one per kind."""
     world = World(tmp_path, operators=two_stores())
-    report = world.batch(0, one(1))
+    report = world.batch(0, one_row(1))
     values = totals(readings(report, world.driver.facts()))
     assert values["riffle_rows_total"] == 2
     assert values["riffle_members.active"] == 2

@@ -11,7 +11,7 @@ import pytest
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.verify import verify
-from tests.kit.simulated.world import World, one, totals
+from tests.kit.simulated.world import World, one_row, totals
 
 BEFORE, EVERY = 12, 8
 """The number of batches before the backup, and of copied objects between two batches during the backup."""
@@ -34,7 +34,7 @@ class Query:
             (self.checkpoint / "commits").mkdir(exist_ok=True)
             (self.checkpoint / "metadata").write_text(json.dumps({"id": self.world.query_id}))
             (self.checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
-            self.world.batch(version, one(version, f"key-{version % 5}"))
+            self.world.batch(version, one_row(version, f"key-{version % 5}"))
             (self.checkpoint / "commits" / str(version)).write_text("v1\n{}")
         self.version = until
 

@@ -26,7 +26,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state_tables.retained_records import RetainedRecords
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.switched_state import BATCHES, contents, expected, partition_of, tail_of
-from tests.kit.simulated.world import Oracle, World, one
+from tests.kit.simulated.world import Oracle, World, one_row
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -78,8 +78,8 @@ def test_a_command_overtaken_by_a_running_query_is_refused(
 
     def go_on(_: float) -> None:
         for version in range(BATCHES, BATCHES + more):
-            world.batch(version, one(1))
-            oracle.feed(one(1))
+            world.batch(version, one_row(1))
+            oracle.feed(one_row(1))
         world.background.run()
         log.append(world.memory.list(paths.LOG))
 
@@ -104,7 +104,7 @@ def test_objects_deleted_during_a_command_are_a_conflict_and_not_damage(
 
     def go_on(_: float) -> None:
         for version in range(BATCHES, BATCHES + 20):
-            world.batch(version, one(1))
+            world.batch(version, one_row(1))
         world.background.run()
 
     first = Fault("slow", "head" if command == "rollback" else "get", "delta/")
@@ -180,7 +180,7 @@ def test_commits_during_verify_are_no_mismatch(
 
     def go_on(_: float) -> None:
         for version in range(BATCHES, ahead):
-            world.batch(version, one(1))
+            world.batch(version, one_row(1))
         written_checkpoint(Path(checkpoint), ahead)
         if is_last_planned:
             (Path(checkpoint) / "offsets" / str(ahead)).write_text(f"offsets-{ahead}")
@@ -205,7 +205,7 @@ def test_commits_between_the_two_reads_of_verify_are_not_reported_lost(
         looks.append(len(looks))
         first = BATCHES + 2 * len(looks)
         for version in range(first - 2, first):
-            world.batch(version, one(1))
+            world.batch(version, one_row(1))
         written_checkpoint(Path(checkpoint), first)
 
     store = FaultyStore(world.memory, [Fault("slow", "get", "delta/"), Fault("slow", "list", paths.LOG)], sleep=go_on)

@@ -12,7 +12,7 @@ from riffle_spark.offline.switch import switch_dispatch
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, parted
 from tests.kit.simulated.switched_state import partition_of
-from tests.kit.simulated.world import World, one, two_stores
+from tests.kit.simulated.world import World, one_row, two_stores
 
 ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition", "hashed"), ("partition", "key_group")]
 
@@ -38,7 +38,7 @@ def test_another_number_of_key_groups_is_refused_until_a_switch(tmp_path: Path) 
     played.batches(3)
     played.restart(key_groups=5)
     with pytest.raises(ConfigError, match="RIFFLE-0219") as caught:
-        played.world.batch(3, parted(one(1)))
+        played.world.batch(3, parted(one_row(1)))
     assert "--key-groups 5" in caught.value.remedy
     switch_dispatch(played.world.home.root, "key_group", key_groups=5, execute=True)
     played.world.start()
@@ -49,11 +49,11 @@ def test_another_number_of_key_groups_is_refused_until_a_switch(tmp_path: Path) 
 def test_a_query_with_another_dispatch_than_its_state_is_refused(tmp_path: Path) -> None:
     """A query with another dispatch than its state is refused, and the error names the command to switch."""
     world = World(tmp_path)
-    world.batch(0, parted(one(1)))
+    world.batch(0, parted(one_row(1)))
     world.settings = world.settings.but(dispatch="hashed")
     world.start()
     with pytest.raises(ConfigError, match="RIFFLE-0218") as caught:
-        world.batch(1, parted(one(1)))
+        world.batch(1, parted(one_row(1)))
     assert "--to hashed" in caught.value.remedy
     assert world.log().tail.version == 0  # type: ignore[union-attr]
 
@@ -92,19 +92,19 @@ def test_adopt_empty_fixes_the_dispatch_and_number_of_key_groups(
     """`riffle adopt --empty` fixes the dispatch and the number of key-groups."""
     world = World(tmp_path, dispatch=dispatch, key_groups=16)
     adopt(world.home.root, checkpoint, empty=True, key_groups=16, dispatch=dispatch, execute=True)
-    world.batch(0, of_partition(one(1), 0))
+    world.batch(0, of_partition(one_row(1), 0))
     assert world.state("totals") == {"a": (1, 1)}
 
 
 def test_more_partitions_than_key_groups_need_a_switch(tmp_path: Path) -> None:
     """A batch with more partitions than key-groups is refused before it runs, and the named command solves it."""
     world = World(tmp_path, dispatch="partition", key_groups=2)
-    world.batch(0, of_partition(one(1), 0), offsets=offsets(1, 1))
+    world.batch(0, of_partition(one_row(1), 0), offsets=offsets(1, 1))
     with pytest.raises(ConfigError, match="RIFFLE-0241") as caught:
-        world.batch(1, of_partition(one(1), 2), offsets=offsets(1, 1, 1))
+        world.batch(1, of_partition(one_row(1), 2), offsets=offsets(1, 1, 1))
     assert "riffle dispatch" in caught.value.remedy
     switch_dispatch(world.home.root, "partition", key_groups=3, execute=True)
     world.settings = world.settings.but(key_groups=3)
     world.start()
-    world.batch(1, of_partition(one(1), 2), offsets=offsets(1, 1, 1))
+    world.batch(1, of_partition(one_row(1), 2), offsets=offsets(1, 1, 1))
     assert world.log().tail.total == 3  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from riffle_spark.offline.checkpoint import describe_missing_entries
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
 from tests.kit.printed_commands import printed
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 BATCHES, BACKED_UP, LATER = 12, 7, "v1\n{}\n"
 KAFKA = '{"events":{"0":%d}}'
@@ -44,7 +44,7 @@ class Query:
         """Run a batch and write the checkpoint files that Spark writes."""
         offsets = LATER + self.offset % version
         (self.checkpoint / "offsets" / str(version)).write_text(offsets)
-        decision = self.world.batch(version, one(version), offsets=offsets).decision
+        decision = self.world.batch(version, one_row(version), offsets=offsets).decision
         (self.checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
         return decision
 

@@ -13,7 +13,7 @@ from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.verify import verify
 from tests.kit.printed_commands import printed
 from tests.kit.roots.spark_checkpoint import commit_batch, written_checkpoint
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 BATCHES = 4
 
@@ -23,7 +23,7 @@ def world(tmp_path: Path) -> World:
     """Return a query that has run some batches, with its root in memory."""
     world = World(tmp_path, retained_versions=50)
     for version in range(BATCHES):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
     return world
 
 
@@ -38,7 +38,7 @@ def taken_another_way(world: World, checkpoint: Path) -> None:
     rollback(world.home.root, BATCHES - 3, str(checkpoint), execute=True)
     world.start()
     for version in range(BATCHES - 2, BATCHES):
-        world.batch(version, one(100 + version), offsets=f"others-{version}")
+        world.batch(version, one_row(100 + version), offsets=f"others-{version}")
         commit_batch(checkpoint, version, f"others-{version}")
 
 
@@ -66,13 +66,13 @@ def test_a_root_restored_from_before_a_rollback_is_refused_with_a_remedy(world: 
     assert (finding.level, finding.where) == ("state", str(checkpoint))
     world.start()
     with pytest.raises(ConflictError, match="RIFFLE-0211") as refused:
-        world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
+        world.batch(BATCHES, one_row(1000), offsets_before=ended_at(checkpoint))
     led = [command[-2] for command in printed(finding.remedy) + printed(refused.value.remedy)]
     assert led == ["3", "3"]
     rollback(world.home.root, 3, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
     world.start()
-    world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
+    world.batch(BATCHES, one_row(1000), offsets_before=ended_at(checkpoint))
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
@@ -96,10 +96,10 @@ def test_concurrent_rollbacks_end_in_one_history_or_are_refused(
     assert [finding.level for finding in verify(world.home.root, str(checkpoint)).findings] == ["state"]
     world.start()
     with pytest.raises(ConflictError, match="RIFFLE-0211"):
-        world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
+        world.batch(BATCHES, one_row(1000), offsets_before=ended_at(checkpoint))
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
     world.start()
-    world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
+    world.batch(BATCHES, one_row(1000), offsets_before=ended_at(checkpoint))
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
@@ -114,7 +114,7 @@ def test_commits_of_batches_without_offsets_are_ignored(world: World, checkpoint
     assert not verify(world.home.root, str(checkpoint)).findings
     assert Checkpoint(str(checkpoint)).next_batch() == 1
     world.start()
-    assert world.batch(1, one(50)).decision == "run"
+    assert world.batch(1, one_row(50)).decision == "run"
     assert world.state("totals") == {"a": (2, 50)}
 
 

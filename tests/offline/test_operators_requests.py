@@ -18,7 +18,7 @@ from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import World, one, rows_of
+from tests.kit.simulated.world import World, one_row, rows_of
 
 SECONDS = 0.01
 
@@ -168,7 +168,7 @@ def test_a_record_corrupted_in_transit_does_not_change_the_target(
     world = grown(tmp_path, 4)
     rollback(world.home.root, 1, str(checkpoint), execute=True)
     world.start()
-    world.batch(2, one(7))
+    world.batch(2, one_row(7))
     store, left = seen_by(monkeypatch, world, ""), 0
 
     def damaged(name: str, *range_of_bytes: int) -> bytes | None:

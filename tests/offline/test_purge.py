@@ -296,11 +296,11 @@ def test_a_purge_removes_requests_and_names_what_it_cannot_reach() -> None:
 
 def test_the_purge_command_removes_unfinished_files(tmp_path: Path) -> None:
     """`riffle state delete --purge` also removes unfinished files of the root, and names what it cannot remove."""
-    from tests.kit.simulated.world import World, one
+    from tests.kit.simulated.world import World, one_row
 
     world = World(tmp_path / "local", root=f"file://{tmp_path}/state")
     for version in range(3):
-        world.batch(version, one(version, "secret-key"))
+        world.batch(version, one_row(version, "secret-key"))
 
     unfinished = tmp_path / "state" / ".unfinished"
     unfinished.mkdir(exist_ok=True)

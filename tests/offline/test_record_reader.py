@@ -20,7 +20,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import open_store
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 from tests.kit.state.drawn_records import PLAIN, drafted, entry
 
 _NUMBERS = count()
@@ -112,7 +112,7 @@ def test_a_full_record_counts_only_the_rows_of_its_own_batch(tmp_path: Path, mon
     full_record_every(1, monkeypatch)
     world = World(tmp_path, retained_versions=9)
     for version, key in enumerate("abcd"):
-        world.batch(version, one(version, key))
+        world.batch(version, one_row(version, key))
     shown = read_records(world.home.root, 4)
     assert [(record.version, record.changed_rows) for record in shown] == [(version, 1) for version in range(4)]
 

@@ -32,7 +32,7 @@ from riffle_spark.testing import InlineBackground
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import World, one, totals
+from tests.kit.simulated.world import World, one_row, totals
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def fill(world: World, batches: int) -> None:
     """Run batches of one row each, whose value is the batch number."""
     for version in range(batches):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
 
 
 def damage(world: World, sequence: int) -> None:
@@ -86,10 +86,10 @@ def test_a_rollback_repairs_a_log_with_an_unreadable_newest_record(
         target = 8 - 2
     world.start()
     with pytest.raises((CorruptStateError, ConflictError), match=r"RIFFLE-0406|RIFFLE-0417"):
-        world.batch(batches, one(100))
+        world.batch(batches, one_row(100))
     plan = rollback(world.home.root, target, str(checkpoint), execute=True)
     assert plan.executed
-    world.batch(target + 1, one(1000))
+    world.batch(target + 1, one_row(1000))
     assert world.state("totals") == {"a": (target + 2, sum(range(target + 1)) + 1000)}
 
 
@@ -102,7 +102,7 @@ def test_a_newest_record_with_a_wrong_previous_digest_is_refused(world: World) -
     world.memory.put_if_absent(paths.record_name(last), encode(record))
     world.start()
     with pytest.raises(CorruptStateError, match="RIFFLE-0407"):
-        world.batch(3, one(1))
+        world.batch(3, one_row(1))
 
 
 def test_a_rollback_keeps_the_commit_file_of_the_target_batch(world: World, checkpoint: Path) -> None:
@@ -142,14 +142,14 @@ def test_a_rollback_without_execute_changes_nothing(world: World, checkpoint: Pa
 def test_a_change_of_deliver_after_commit_loses_no_delivery(tmp_path: Path, before: bool) -> None:
     """A change of ``deliver_after_commit`` between a crash and the restart loses no delivery and empties none."""
     world = World(tmp_path, deliver_after_commit=before)
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     world.crash_at = "after record"
     with pytest.raises(BaseException, match="after record"):
-        world.batch(1, one(2))
+        world.batch(1, one_row(2))
     world.settings = replace(world.settings, deliver_after_commit=not before)
     world.start()
-    assert world.batch(1, one(2)).decision == "repeat"
-    world.batch(2, one(4))
+    assert world.batch(1, one_row(2)).decision == "repeat"
+    world.batch(2, one_row(4))
     assert [row["total"] for row in world.delivered("totals")] == [1, 3, 7]
 
 
@@ -163,12 +163,12 @@ def test_warm_copies_are_replaced_after_a_root_was_restored(world: World) -> Non
         world.start()
         fill_from = world.log().tail
         assert fill_from is not None
-        world.batch(fill_from.version + 1, one(50))
+        world.batch(fill_from.version + 1, one_row(50))
     world.memory.delete(world.memory.list(""))
     for name, data in backup.items():
         world.memory.put_if_absent(name, data or b"")
     world.start()
-    report = world.batch(3, one(1000))
+    report = world.batch(3, one_row(1000))
     assert report.runs == 2
     assert world.state("totals") == {"a": (4, 1003)}
 
@@ -179,7 +179,7 @@ def crashed_before_delivery(folder: Path, batches: int) -> World:
     fill(world, batches - 1)
     world.crash_at = "after record"
     with pytest.raises(BaseException, match="after record"):
-        world.batch(batches - 1, one(batches - 1))
+        world.batch(batches - 1, one_row(batches - 1))
     return world
 
 
@@ -187,7 +187,7 @@ def goes_on(world: World, checkpoint: Path, batches: int) -> list[str]:
     """Run a new driver from the checkpoint up to batch ``batches``, and return its decisions."""
     world.start()
     first = Checkpoint(str(checkpoint)).next_batch()
-    return [world.batch(version, one(version)).decision for version in range(first, batches)]
+    return [world.batch(version, one_row(version)).decision for version in range(first, batches)]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_state_with_undelivered_output_is_not_adopted_unconfirmed(tmp_path: Path
     adopt(root, str(other), delivered=str(checkpoint), execute=True)
     world.query_id = "another"
     world.start()
-    assert world.batch(0, one(10)).decision == "run"
+    assert world.batch(0, one_row(10)).decision == "run"
     assert world.state("totals") == {"a": (5, 16)}
 
 
@@ -243,7 +243,7 @@ def test_state_without_output_rows_is_adopted_without_confirmation(tmp_path: Pat
     """State whose last batch has no output rows is adopted without a confirmation."""
     world = World(tmp_path, deliver_after_commit=True)
     fill(world, 2)
-    world.batch(2, one(0).slice(0, 0))
+    world.batch(2, one_row(0).slice(0, 0))
     (checkpoint / "metadata").write_text('{"id": "another"}')
     assert adopt(world.home.root, str(checkpoint), execute=True).executed
 
@@ -269,7 +269,7 @@ def test_a_rollback_to_before_an_adoption_returns_the_state(world: World, checkp
     (checkpoint / "metadata").write_text('{"id": "query"}')
     rollback(world.home.root, f"record:{had}", str(checkpoint), execute=True)
     world.start()
-    assert world.batch(3, one(10)).decision == "run"
+    assert world.batch(3, one_row(10)).decision == "run"
     assert world.state("totals") == {"a": (4, 13)}
 
 
@@ -285,7 +285,7 @@ def test_a_driver_fenced_by_an_adoption_deletes_nothing_i4(world: World, checkpo
     planned.run()
     assert before <= {*world.memory.list("")}
     with pytest.raises(FencedError):
-        world.batch(12, one(1))
+        world.batch(12, one_row(1))
 
 
 def test_a_query_cannot_adopt_its_state_with_an_older_checkpoint(world: World, checkpoint: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_query_cannot_adopt_the_state_that_it_already_has(world: World, checkp
     if batches == 3:
         rollback(world.home.root, 2, str(checkpoint), execute=True)
     world.start()
-    world.batch(batches, one(1000))
+    world.batch(batches, one_row(1000))
 
 
 def test_a_checkpoint_file_larger_than_any_of_sparks_is_refused(
@@ -336,12 +336,12 @@ def test_adopt_empty_starts_without_state(world: World, checkpoint: Path) -> Non
     root, total = world.home.root, world.settings.key_groups
     world.start()
     with pytest.raises(ConflictError):
-        world.batch(5, one(1))
+        world.batch(5, one_row(1))
     assert adopt(root, str(checkpoint), empty=True, key_groups=64, dispatch="hashed", execute=True).executed
     for _ in range(2):
         plan = adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True)
         assert f"fix dispatch key_group and {total} key-groups" in plan.steps
-    assert world.batch(5, one(1)).decision == "run"
+    assert world.batch(5, one_row(1)).decision == "run"
     (checkpoint / "metadata").write_text('{"id": "another"}')
     with pytest.raises(ConfigError, match="RIFFLE-0134"):
         adopt(root, str(checkpoint), empty=True, execute=True)
@@ -362,7 +362,7 @@ def test_a_rollback_works_with_a_checkpoint_on_an_s3_server(
     assert objects.get("offsets/2") == b"offsets-2"
     assert not any("/4" in name or "/3" in name for name in objects.list(""))
     world.start()
-    assert world.batch(3, one(100)).decision == "run"
+    assert world.batch(3, one_row(100)).decision == "run"
     with pytest.raises(ConfigError, match="RIFFLE-0124"):
         Checkpoint(f"s3://{place}-elsewhere", options).query_id()
 
@@ -415,7 +415,7 @@ def test_a_rollback_to_adopted_state_needs_a_checkpoint_with_the_batch(world: Wo
     adopt(root, str(checkpoint), execute=True)
     world.query_id = "another"
     world.start()
-    world.batch(5, one(10))
+    world.batch(5, one_row(10))
     older, before = checkpoint.with_name("older"), world.log().tail
     shutil.copytree(checkpoint, older)
     (older / "offsets" / "4").unlink()
@@ -428,7 +428,7 @@ def test_a_rollback_to_adopted_state_needs_a_checkpoint_with_the_batch(world: Wo
     rollback(root, 4, str(checkpoint), execute=True)
     assert Checkpoint(str(checkpoint)).next_batch() == 5
     world.start()
-    assert world.batch(5, one(20)).decision == "run"
+    assert world.batch(5, one_row(20)).decision == "run"
     assert world.state("totals") == {"a": (4, 23)}
 
 

@@ -25,7 +25,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import open_store
 from tests.kit.servers.careless_proxy import proxy
 from tests.kit.servers.object_server import ObjectServer
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 Statement = Mapping[str, object]
@@ -142,16 +142,16 @@ def test_a_job_runs_with_only_the_rights_of_the_printed_policy(
             open_store(root, world.home.options), lambda: world.settings, moves, "test", lambda _: None
         )
         for version in range(36):
-            world.batch(version, one(version, f"key-{version % 3}"))
+            world.batch(version, one_row(version, f"key-{version % 3}"))
             watch_and_steer(world, status, version)
         assert read_status(root).facts.answered == last_number(world.driver.mailbox.answers) == 2
         assert {paths.MAILBOX, paths.STATUS, paths.STATUS_PAGE} <= set(open_store(root).list(""))
         world.cluster.lose("1", disk=True)
         world.start()
-        world.batch(36, one(36, "key-0"))
+        world.batch(36, one_row(36, "key-0"))
         rollback(root, 35, str(checkpoint), execute=True)
         world.start()
-        world.batch(36, one(36, "key-1"))
+        world.batch(36, one_row(36, "key-1"))
         assert verify(root).is_whole
         assert guard.used == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
         assert guard.denied == []

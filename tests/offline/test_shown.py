@@ -18,7 +18,7 @@ from riffle_spark.offline.recovery import adopt
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import open_store
 from tests.kit.servers.object_server import BUCKET, ObjectServer
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 PLANTED = "PLANTEDPLANTED00"
 BATCHES = 4
@@ -28,7 +28,7 @@ BATCHES = 4
 def filled(world: World) -> World:
     """Return a query with some batches."""
     for version in range(BATCHES):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
     return world
 
 

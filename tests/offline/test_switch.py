@@ -41,7 +41,7 @@ from tests.kit.simulated.switched_state import (
     shards_of,
     tail_of,
 )
-from tests.kit.simulated.world import Oracle, World, drawn_batch, one
+from tests.kit.simulated.world import Oracle, World, drawn_batch, one_row
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -138,7 +138,7 @@ def test_a_switch_registers_all_partitions_of_the_offsets(tmp_path: Path) -> Non
     """A switch registers all partitions of Spark's offsets in order, also those without keys."""
     world = World(tmp_path)
     offsets = 'v1\n{"batchWatermarkMs":0}\n{"events":{"2":9,"0":5,"1":7}}'
-    world.batch(0, one(1), offsets=offsets)
+    world.batch(0, one_row(1), offsets=offsets)
     answer = pa.table({"topic": ["events"], "partition": [1]})
     switch_dispatch(world.home.root, "partition", partition_of=lambda _: answer, execute=True)
     assert tail_of(world.home.root).shards == (("events", 0), ("events", 1), ("events", 2))
@@ -166,12 +166,12 @@ def test_objects_of_a_failed_switch_are_deleted_by_the_next_driver(
     assert all("/snapshot/" in name for name in left)
     assert contents(world.home.root) == expected(oracle)
     world.start()
-    world.batch(BATCHES, one(1))
+    world.batch(BATCHES, one_row(1))
     tail = world.log().tail
     assert tail is not None
     run_to_end(scan(world.memory, tail, 2, 0))
     assert not left & set(world.memory.list(""))
-    oracle.feed(one(1))
+    oracle.feed(one_row(1))
     assert contents(world.home.root) == expected(oracle)
 
 
@@ -275,7 +275,7 @@ def test_a_switch_fences_a_running_driver(world: World, oracle: Oracle) -> None:
     """A switch fences a running driver, which commits nothing more."""
     switch_dispatch(world.home.root, "hashed", partition_of=partition_of, execute=True)
     with pytest.raises(FencedError):
-        world.batch(BATCHES, one(1))
+        world.batch(BATCHES, one_row(1))
     assert contents(world.home.root) == expected(oracle)
 
 

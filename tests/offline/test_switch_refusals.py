@@ -16,7 +16,7 @@ from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Manifest
 from tests.kit.simulated.switched_state import filled, partition_of, shards_of, tail_of
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one_row
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_switch_to_more_partitions_than_shards_is_refused(world: World) -> Non
 def test_a_partition_that_the_query_does_not_read_is_refused(tmp_path: Path) -> None:
     """A partition that Spark's offsets do not name is refused."""
     world = World(tmp_path)
-    world.batch(0, one(1), offsets='v1\n{}\n{"events":{"0":5}}')
+    world.batch(0, one_row(1), offsets='v1\n{}\n{"events":{"0":5}}')
     with pytest.raises(ConfigError, match="RIFFLE-0161"):
         switch_dispatch(world.home.root, "hashed", partition_of=answers(topic="events", partition=3), execute=True)
 
@@ -94,7 +94,7 @@ def test_a_switch_from_key_groups_without_a_function_is_refused(world: World) ->
 def test_a_switch_without_state_needs_no_function(tmp_path: Path) -> None:
     """A query without state switches its dispatch without a function."""
     world = World(tmp_path)
-    world.batch(0, one(1).slice(0, 0))
+    world.batch(0, one_row(1).slice(0, 0))
     switch_dispatch(world.home.root, "partition", execute=True)
     assert tail_of(world.home.root).dispatch == "partition"
 

@@ -41,7 +41,7 @@ from tests.kit.roots.damaged_root import (
     world_of,
 )
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import Crash, World, one, totals, two_stores
+from tests.kit.simulated.world import Crash, World, one_row, totals, two_stores
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def refusal_of(world: World, version: int) -> RiffleError | None:
     """Start the query, run its next batch, and return the error or None."""
     world.start()
     try:
-        world.batch(version, pa.concat_tables([one(100, key) for key in KEYS]))
+        world.batch(version, pa.concat_tables([one_row(100, key) for key in KEYS]))
     except RiffleError as error:
         return error
     return None
@@ -137,7 +137,7 @@ def test_verify_finds_missing_objects_of_each_store(tmp_path: Path) -> None:
     """`verify` finds each missing object of a query with two stores."""
     query = World(tmp_path / "local", operators=two_stores(), snapshot_chain_links=2, retained_versions=100)
     for version in range(4):
-        query.batch(version, pa.concat_tables([one(version, key) for key in KEYS]))
+        query.batch(version, pa.concat_tables([one_row(version, key) for key in KEYS]))
     assert verify(query.home.root).is_whole
     names = query.log().manifest.object_names()
     assert {name.partition("/")[0] for name in names} >= {"totals", "tails"}
@@ -279,10 +279,10 @@ def test_damaged_undelivered_output_is_found_and_not_delivered(
     """Damaged output that is not delivered yet is found, and the driver does not deliver it."""
     world = world_of(tmp_path, deliver_after_commit=True)
     for version in range(3):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
     world.crash_at = "after record"
     with pytest.raises(Crash):
-        world.batch(3, one(3))
+        world.batch(3, one_row(3))
     tail = world.log().tail
     assert tail is not None
     link = dict(tail.outputs)["totals"]
@@ -293,12 +293,12 @@ def test_damaged_undelivered_output_is_found_and_not_delivered(
     assert (finding.level, finding.where.startswith(link.object)) == ("state", True)
     other = world_of(tmp_path / "other", root=world.home.root, deliver_after_commit=True)
     with pytest.raises(CorruptStateError, match=link.object):
-        other.batch(3, one(3))
+        other.batch(3, one_row(3))
     assert other.sinks["totals"].by_id == {}
     put_back(world, good)
     assert verify(world.home.root).is_whole
     other.start()
-    assert other.batch(3, one(3)).decision == "repeat"
+    assert other.batch(3, one_row(3)).decision == "repeat"
     assert [rows.to_pylist() for rows in other.sinks["totals"].by_id.values()] == [[{"k": "a", "count": 4, "total": 6}]]
 
 
@@ -308,7 +308,7 @@ def test_verify_names_damage_of_an_encrypted_root(tmp_path: Path) -> None:
     setting = f"file:{tmp_path}/keys"
     world = world_of(tmp_path, encryption_keys=setting)
     for version in range(12):
-        world.batch(version, one(version, KEYS[version % 2]))
+        world.batch(version, one_row(version, KEYS[version % 2]))
     whole = verify(world.home.root, encryption_keys=setting)
     assert whole.is_whole
     for kind in ("delta", "snapshot"):
@@ -346,7 +346,7 @@ def test_missing_old_records_are_reported_with_what_they_harm(
     full_record_every(FULL_EVERY, monkeypatch)
     world = World(tmp_path, operators=[totals()], retained_versions=100)
     for version in range(FULL_EVERY + 4):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     world.memory.delete([paths.record_name(sequence) for sequence in range(gone)])
     levels = {finding.where: finding.level for finding in verify(world.home.root).findings}
     assert levels.keys() == {paths.record_name(sequence) for sequence in range(gone)}
@@ -359,7 +359,7 @@ def test_records_with_low_or_far_numbers_are_reported(tmp_path: Path) -> None:
     """A record that reappears below the log is a note, and a record with a far number is damage."""
     world = World(tmp_path, operators=[totals()], retained_versions=2)
     for version in range(12):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     assert paths.record_name(2) not in world.memory.list(paths.LOG)
     tail = world.log().tail
     assert tail is not None
@@ -378,7 +378,7 @@ def test_records_with_low_or_far_numbers_are_reported(tmp_path: Path) -> None:
 def test_a_record_with_a_far_promise_is_reported_without_enumeration(tmp_path: Path) -> None:
     """A record that promises records far before it is reported without enumerating all of them."""
     world = World(tmp_path)
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     tail = world.log().tail
     assert tail is not None
     for far in (20_000, 10**18):

@@ -11,7 +11,7 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import Crash, Oracle, World, drawn_batch, one, rows_of, two_stores
+from tests.kit.simulated.world import Crash, Oracle, World, drawn_batch, one_row, rows_of, two_stores
 
 STEPS = ("before run", "after seal", "after sink", "after record")
 
@@ -38,19 +38,19 @@ def test_an_undisturbed_run_equals_plain_python(world: World) -> None:
 @pytest.mark.parametrize("step", [*STEPS, "before Spark's commit log"])
 def test_a_crash_at_any_step_does_not_change_state_or_output(world: World, step: str, again: int) -> None:
     """After one or several crashes at any step, state and output are as without them."""
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     for _ in range(again):
         world.crash_at = step
         try:
-            world.batch(1, one(2))
+            world.batch(1, one_row(2))
         except Crash:
             world.start()
         else:
             world.start()
     world.crash_at = None
-    decision = world.batch(1, one(2)).decision
+    decision = world.batch(1, one_row(2)).decision
     assert decision == ("repeat" if step in ("after record", "before Spark's commit log") else "run")
-    world.batch(2, one(4))
+    world.batch(2, one_row(4))
     assert world.state("totals") == {"a": (3, 7)}
     assert world.state("tails") == {"a": ([1, 2, 4],)}
     assert [row["total"] for row in world.delivered("totals")] == [1, 3, 7]
@@ -59,7 +59,7 @@ def test_a_crash_at_any_step_does_not_change_state_or_output(world: World, step:
 
 def test_the_steps_of_a_batch_have_a_fixed_order(world: World) -> None:
     """The steps of a batch are reached in a fixed order."""
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     assert tuple(world.steps) == STEPS
 
 
@@ -77,19 +77,19 @@ def test_deliver_after_commit_delivers_the_committed_rows(tmp_path: Path, step: 
 
     schema = pa.schema([("last", pa.int64())])
     function = arrow_function(different, state=schema, output=pa.schema([("k", pa.string()), *schema]))
-    operator = operator_of("one", ["k"], function, (), one(1).schema)
+    operator = operator_of("one", ["k"], function, (), one_row(1).schema)
     world = World(tmp_path, operators=[operator], deliver_after_commit=True)
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     take = world.sinks["one"]
     if step == "in the sink":
         world.sinks["one"] = lambda *_: (_ for _ in ()).throw(Crash())  # type: ignore[assignment]
     world.crash_at = step
     with pytest.raises(Crash):
-        world.batch(1, one(1))
+        world.batch(1, one_row(1))
     world.sinks["one"] = take
     for _ in range(2):
         world.start()
-        world.batch(1, one(1))
+        world.batch(1, one_row(1))
     assert [row["last"] for row in world.delivered("one")][-1:] == [world.state("one")["a"][0]]
     assert len(world.delivered("one")) == 2
 

@@ -33,7 +33,7 @@ from riffle_spark.testing import Attempt, Harness
 from riffle_spark.worker.member_folders import keys_in
 from tests.kit.pages import CHECKOUT, blocks
 from tests.kit.processors.visit_processors import Reminders
-from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, totals, two_stores
+from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one_row, totals, two_stores
 
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate("abc", 1)}
 SECRET = 0x5EC2E7_5EC2E7
@@ -113,8 +113,8 @@ def test_objects_and_local_files_have_no_plaintext_rows_or_keys(tmp_path: Path) 
     marked = [f"key-{number}".encode() for number in range(12)] + [SECRET.to_bytes(8, "little"), b"riffle.format"]
     for turn in range(3):
         query.run(5)
-        query.world.batch(query.version, one(SECRET, key="key-3"))
-        query.oracle.feed(one(SECRET, key="key-3"))
+        query.world.batch(query.version, one_row(SECRET, key="key-3"))
+        query.oracle.feed(one_row(SECRET, key="key-3"))
         query.version += 1
         query.world.cluster.lose(str(turn + 1), disk=turn == 1)
         query.world.cluster.add(str(turn + 3))
@@ -154,7 +154,7 @@ def test_an_old_key_can_be_removed_once_no_part_uses_it(tmp_path: Path) -> None:
 
     def run(batches: int) -> None:
         for _ in range(batches):
-            rows = pa.concat_tables(one(query.version, key=key) for key in keys)
+            rows = pa.concat_tables(one_row(query.version, key=key) for key in keys)
             query.oracle.feed(rows)
             query.world.batch(query.version, rows)
             query.version += 1
@@ -236,7 +236,7 @@ def test_a_query_can_switch_to_encryption_and_back(tmp_path: Path) -> None:
     new state is unencrypted, and later the query can start without keys.
     """
     query = EncryptedQuery(tmp_path, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
-    setting, rows = f"file:{query.file}", pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
+    setting, rows = f"file:{query.file}", pa.concat_tables(one_row(1, key=f"key-{number}") for number in range(12))
 
     def batches(count: int) -> None:
         for _ in range(count):
@@ -270,7 +270,7 @@ def test_local_files_with_a_removed_key_are_deleted_at_the_start(tmp_path: Path,
     with that key. No state is lost.
     """
     query = EncryptedQuery(tmp_path, "a", *before, operators=[totals()], retained_versions=30, snapshot_chain_links=30)
-    rows = pa.concat_tables(one(SECRET, key=f"key-{number}") for number in range(12))
+    rows = pa.concat_tables(one_row(SECRET, key=f"key-{number}") for number in range(12))
 
     def run(rows: pa.Table) -> None:
         query.oracle.feed(rows)
@@ -281,7 +281,7 @@ def test_local_files_with_a_removed_key_are_deleted_at_the_start(tmp_path: Path,
         run(rows)
     query.give(*before, "a")
     query.start_again(operators=[totals()])
-    run(one(1, key="key-0"))
+    run(one_row(1, key="key-0"))
     config = tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
     arguments = ["keys", query.world.home.root, "--conf-file", str(config), "--rewrite", "--execute"]
@@ -295,7 +295,7 @@ def test_local_files_with_a_removed_key_are_deleted_at_the_start(tmp_path: Path,
     assert old(), "some local files have the old key"
     query.give("a")
     query.start_again(operators=[totals()])
-    run(one(1, key="key-0"))
+    run(one_row(1, key="key-0"))
     assert old() == set()
     marks = [b"key-", SECRET.to_bytes(8, "little")]
     file_bytes = [path.read_bytes() for path in query.world.local_dir.rglob("*") if path.is_file()]
@@ -311,13 +311,13 @@ def test_an_encrypted_root_refuses_a_query_without_keys(tmp_path: Path) -> None:
     added.
     """
     query = EncryptedQuery(tmp_path, PLAIN, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
-    query.world.batch(0, one(1))
+    query.world.batch(0, one_row(1))
     switch_dispatch(
         query.world.home.root, "key_group", key_groups=16, execute=True, encryption_keys=f"file:{query.file}"
     )
     query.start_again(key_groups=16, operators=[totals()])
     with pytest.raises(ConfigError, match="RIFFLE-0220"):
-        query.world.batch(1, one(1, key="another"))
+        query.world.batch(1, one_row(1, key="another"))
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_an_executor_with_a_different_key_puts_nothing(tmp_path: Path) -> None:
             query.give("a")
             put.append(set(query.world.memory.list("")) - set(before))
 
-    rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
+    rows = pa.concat_tables(one_row(1, key=f"key-{number}") for number in range(12))
     with pytest.raises(ConfigError, match="RIFFLE-0426"):
         query.world.batch(0, rows, with_its_own)
     assert put == [set()] * len(put) != []
@@ -497,7 +497,7 @@ def test_an_older_snapshot_under_the_newest_name_is_refused(tmp_path: Path) -> N
     version is refused.
     """
     query = EncryptedQuery(tmp_path, "a", num_standbys=0, snapshot_chain_links=2, operators=[totals()])
-    rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
+    rows = pa.concat_tables(one_row(1, key=f"key-{number}") for number in range(12))
     older: dict[str, bytes] = {}
     for version in range(9):
         query.world.batch(version, rows)
@@ -529,7 +529,7 @@ def test_sealed_output_of_another_store_is_refused(tmp_path: Path) -> None:
     query = EncryptedQuery(
         tmp_path, "a", num_standbys=0, deliver_after_commit=True, operators=[totals(), totals("twins")]
     )
-    query.world.batch(0, one(1))
+    query.world.batch(0, one_row(1))
     tail = query.world.log().open()
     assert tail is not None
     links = dict(tail.outputs)
@@ -641,8 +641,8 @@ def test_a_snapshot_of_a_single_delta_is_encrypted_again(tmp_path: Path) -> None
     warnings: list[str] = []
     for _ in range(40):
         query.world.clock.advance(120)
-        query.oracle.feed(one(1, key="hot"))
-        warnings += query.world.batch(query.version, one(1, key="hot")).warnings
+        query.oracle.feed(one_row(1, key="hot"))
+        warnings += query.world.batch(query.version, one_row(1, key="hot")).warnings
         query.version += 1
     assert not [text for text in warnings if "damaged" in text]
     assert all(entry.snapshot for entry in query.world.log().manifest.entries.values())

@@ -13,7 +13,7 @@ from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.spark.checkpoint_files import MANAGER, unsafe_rename_warning
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark_installation import find_spark
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, run_to_end, settings_in
 
 KEYS = 5
 
@@ -40,7 +40,7 @@ class Query:
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = folder / "kept" / "checkpoint"
-        self.sink = Kept()
+        self.sink = CollectingSink()
         self._spark = spark
         self._feed = Feed(folder / "in", "k long, v long")
         self._files = 0

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from riffle_spark import Stateful, StatefulJob, aggregate, count, heartbeat
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.shards import HEARTBEAT
-from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in, start, wait_for
+from tests.kit.streams.streaming import CollectingSink, Feed, committed, run_to_end, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -30,7 +30,7 @@ def feed(tmp_path: Path) -> Feed:
 
 def counting(folder: Path) -> StatefulJob:
     """Return a job that counts the rows of each key."""
-    return Stateful("seen", "k", aggregate(rows=count()), settings=settings_in(folder)).into(Kept())
+    return Stateful("seen", "k", aggregate(rows=count()), settings=settings_in(folder)).into(CollectingSink())
 
 
 def beating(spark: SparkSession, feed: Feed) -> DataFrame:

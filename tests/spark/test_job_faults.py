@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark import Stateful, aggregate, arrow_function, count, max_
 from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
 from riffle_spark.spark.engine.spark_batch import arity
-from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, committed, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -64,7 +64,7 @@ def test_a_broken_function_fails_the_batch(spark: SparkSession, tmp_path: Path, 
     settings = settings_in(tmp_path)
     frame = spark.range(6).selectExpr("id k")
     broken = arrow_function(function, state=pa.schema([("seen", pa.int64())]), output=SEEN)
-    sink = Kept()
+    sink = CollectingSink()
     with pytest.raises(UserFunctionError, match=r"(?s)" + BROKEN[function]) as caught:
         Stateful("pages", "k", broken, settings=settings).into(sink)(frame, 0)
     assert "store 'pages', key-group " in caught.value.where
@@ -91,7 +91,7 @@ class Elsewhere:
 def test_a_module_that_executors_lack_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """If executors lack a module that a function needs, the error names the module and how to send it."""
     compute = arrow_function(Elsewhere(), state=pa.schema([("seen", pa.int64())]), output=SEEN)
-    job = Stateful("pages", "k", compute, settings=settings_in(tmp_path)).into(Kept())
+    job = Stateful("pages", "k", compute, settings=settings_in(tmp_path)).into(CollectingSink())
     with pytest.raises(ConfigError, match="RIFFLE-0300") as caught:
         job(spark.range(3).selectExpr("id k"), 0)
     assert "has no module 'helpers_of_the_driver'" in caught.value.problem
@@ -104,7 +104,7 @@ def test_the_traceback_of_a_function_reaches_the_query(spark: SparkSession, tmp_
     feed = Feed(tmp_path / "in", "k long")
     feed.add([{"k": 1}])
     compute = arrow_function(raises, state=pa.schema([("seen", pa.int64())]), output=SEEN)
-    job = Stateful("pages", "k", compute, settings=settings_in(tmp_path)).into(Kept())
+    job = Stateful("pages", "k", compute, settings=settings_in(tmp_path)).into(CollectingSink())
     with pytest.raises(StreamingQueryException) as caught:
         run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
     message = str(caught.value)
@@ -117,7 +117,7 @@ def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) 
     """If a sink fails, its own error is raised and nothing is committed. The batch is repeated with the same delivery
     id.
     """
-    kept = Kept()
+    kept = CollectingSink()
 
     def failing(frame: DataFrame, batch: int, delivery: str) -> None:
         kept(frame, batch, delivery)
@@ -154,7 +154,7 @@ def test_a_third_parameter_of_a_sink_gets_the_delivery_id() -> None:
 def test_an_aggregate_that_compares_collated_strings_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """``max_`` of collated text is refused, because Spark does not compare it by its bytes."""
     frame = spark.range(3).selectExpr("id k", "CAST(id AS STRING) COLLATE UTF8_LCASE c")
-    job = Stateful("most", "k", aggregate(most=max_("c")), settings=settings_in(tmp_path)).into(Kept())
+    job = Stateful("most", "k", aggregate(most=max_("c")), settings=settings_in(tmp_path)).into(CollectingSink())
     with pytest.raises(ConfigError, match="collate UTF8_LCASE"):
         job(frame, 0)
     assert committed(f"file://{tmp_path}/state") == []
@@ -162,7 +162,7 @@ def test_an_aggregate_that_compares_collated_strings_is_refused(spark: SparkSess
 
 def test_a_batch_id_that_is_repeated_with_other_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A batch id that is repeated with other rows is refused, and not skipped as a repeat."""
-    job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())
+    job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(CollectingSink())
     job(spark.range(3).selectExpr("id k"), 0)
     job(spark.range(3).selectExpr("id k"), 0)
     assert [report.decision for report in job.reports] == ["run", "repeat"]

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 import riffle_spark
 from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, mean, min_, sum_
 from tests.kit.streams.newest_rows import assert_newest
-from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, committed, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -54,7 +54,7 @@ def test_encrypted_state_gives_equal_results_and_leaves_no_plain_text(spark: Spa
     """
     (tmp_path / "keys").write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = settings_in(tmp_path, encryption_keys=f"file:{tmp_path}/keys", deliver_after_commit=True)
-    sink = Kept()
+    sink = CollectingSink()
     job = Stateful("totals", key="k", compute=RUNNING, settings=settings).into(sink)
     for batch in range(2):
         job(spark.range(40).selectExpr("concat('planted-', id % 5) k", "id v"), batch)
@@ -69,7 +69,7 @@ def test_sealed_rows_are_refused_by_a_job_with_another_aggregate(spark: SparkSes
     can.
     """
     settings, rows = settings_in(tmp_path, deliver_after_commit=True), spark.range(8).selectExpr("id k", "id v")
-    kept = Kept()
+    kept = CollectingSink()
 
     def failing(*_: object) -> None:
         raise OSError("upsert failed; caused by java.lang.InterruptedException: a worker of the pool was interrupted")
@@ -115,7 +115,7 @@ def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp
 
 def test_two_stores_commit_together(spark: SparkSession, tmp_path: Path) -> None:
     """Two operators of one job get the same rows, and one record commits both."""
-    users, pages = Kept(), Kept()
+    users, pages = CollectingSink(), CollectingSink()
     by_user = Stateful("users", "user", aggregate(rows=count()), settings=settings_in(tmp_path)).into(users)
     by_page = Stateful("pages", "page", aggregate(rows=count(), users=max_("user"))).into(pages)
     job = riffle_spark.together(by_user, by_page)
@@ -138,7 +138,7 @@ def test_a_state_value_of_10_mb_survives_an_empty_local_folder(spark: SparkSessi
     big = spark.range(1).selectExpr("'big' k", f"repeat('x', {size}) v")
     small = spark.range(3).selectExpr("concat('s', id) k", "'y' v")
     settings = settings_in(tmp_path, local_dir=f"{tmp_path}/one")
-    sink = Kept()
+    sink = CollectingSink()
     operator = Stateful("large", "k", aggregate(rows=count(), least=min_("v")), settings=settings)
     operator.into(sink)(big.union(small), 0)
     moved = settings_in(tmp_path, local_dir=f"{tmp_path}/two")

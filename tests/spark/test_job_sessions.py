@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, aggregate, count
 from tests.kit.shared_session import SharedSession
-from tests.kit.streams.streaming import Kept, rest, settings_in
+from tests.kit.streams.streaming import CollectingSink, rest, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 def test_a_job_outlives_its_session(shared_session: SharedSession, tmp_path: Path) -> None:
     """A job continues its state in a second session, and upkeep runs on the new executors."""
     shared_session.stop()
-    sink = Kept()
+    sink = CollectingSink()
     settings = settings_in(tmp_path, key_groups=2, snapshot_chain_links=2)
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(sink)
     for start in (0, 4):

@@ -16,7 +16,7 @@ from riffle_spark import BatchReport, Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job_wiring import settings_of
 from tests.kit.servers.scripted_server import Answer, scripted_server
-from tests.kit.streams.streaming import Kept, running, settings_in
+from tests.kit.streams.streaming import CollectingSink, running, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -39,7 +39,7 @@ def test_settings_come_from_the_spark_configuration(
     """``spark.riffle.*`` configures a job without settings. A setting that is only suitable for tests causes one
     warning.
     """
-    kept = Kept()
+    kept = CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count())).into(kept)
     named = {"root": f"file://{tmp_path}/state", "key_groups": 4, "local_dir": tmp_path / "local"}
     named["probing_rebalance_interval"] = "1 s"
@@ -73,7 +73,7 @@ def test_a_wrong_setting_names_itself_and_its_source(spark: SparkSession, name: 
     """A value out of range, an unknown name and a missing file are refused before a batch runs, with the setting's name
     and source.
     """
-    job = Stateful("totals", "k", aggregate(rows=count())).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count())).into(CollectingSink())
     with conf(spark, {f"spark.riffle.{name}": value}), pytest.raises(ConfigError, match=f"(?s){message}"):
         job(spark.range(1).selectExpr("id k"), 0)
 
@@ -81,7 +81,7 @@ def test_a_wrong_setting_names_itself_and_its_source(spark: SparkSession, name: 
 def test_a_batch_leaves_the_sessions_settings_alone(spark: SparkSession, tmp_path: Path) -> None:
     """A session's configuration is the same after a batch as before."""
     before = dict(spark.conf.getAll)
-    Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(Kept())(
+    Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(CollectingSink())(
         spark.range(3).selectExpr("id k"), 0
     )
     assert dict(spark.conf.getAll) == before
@@ -91,7 +91,7 @@ def test_each_report_is_written_as_a_line_of_json(spark: SparkSession, tmp_path:
     """``report_file`` gets each report with its readings as a line of JSON, and ``on_report`` gets the report."""
     heard: list[BatchReport] = []
     settings = settings_in(tmp_path, report_file=f"{tmp_path}/reports.jsonl")
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
     job.on_report = heard.append
     for batch in range(2):
         job(spark.range(3).selectExpr("id k"), batch)
@@ -109,7 +109,7 @@ def test_settings_without_an_effect_and_reports_are_logged(
 ) -> None:
     """With dispatch = hashed a warning names the settings without an effect. Each report is logged at level INFO."""
     settings = settings_in(tmp_path, dispatch="hashed", max_warmup_replicas=5)
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
     rows = spark.range(3).selectExpr("id k", "'events' topic", "0 partition")
     with caplog.at_level("INFO", logger="riffle_spark"):
         job(rows, 0)
@@ -129,7 +129,7 @@ def test_a_collector_gets_the_metrics_of_a_job(
     with scripted_server() as server:
         server.answers[:] = [Answer(200)]
         settings = settings_in(tmp_path, otlp_endpoint=server.endpoint)
-        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
         job(spark.range(3).selectExpr("id k"), 0)
         running(job).stop()
     assert {"/v1/metrics", "/v1/traces"} <= {request.path for request in server.seen}
@@ -144,7 +144,7 @@ def test_a_report_that_cannot_be_delivered_stops_no_query(
         raise ValueError("no such dashboard")
 
     settings = settings_in(tmp_path, report_file=f"{tmp_path}/nowhere/reports.jsonl", num_standbys=1)
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
     job.on_report = explode
     with caplog.at_level("WARNING", logger="riffle_spark"):
         for batch in range(2):

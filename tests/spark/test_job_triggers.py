@@ -20,8 +20,8 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.spark.job_calls import JobCalls
 from tests.kit.streams.streaming import (
+    CollectingSink,
     Feed,
-    Kept,
     committed,
     job_group,
     records,
@@ -57,7 +57,7 @@ def totals(folder: Path, sink: Callable[..., object], **settings: object) -> Sta
 @pytest.mark.long
 def test_available_now_runs_all_batches_and_ends(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """With availableNow all batches run, with one record each that has Spark's offsets."""
-    sink = Kept()
+    sink = CollectingSink()
     query = run_to_end(feed.stream(spark), totals(tmp_path, sink), tmp_path / "checkpoint")
     assert sink.latest("k") == ALL_THREE
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
@@ -71,7 +71,7 @@ def test_available_now_runs_all_batches_and_ends(spark: SparkSession, tmp_path: 
 @pytest.mark.long
 def test_a_restarted_job_continues_its_state(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """A new job on the same checkpoint and root continues the state, with or without local copies."""
-    sink = Kept()
+    sink = CollectingSink()
     run_to_end(feed.stream(spark), totals(tmp_path, sink), tmp_path / "checkpoint")
     for number, local in enumerate(("local", "elsewhere")):
         feed.add([{"k": 0, "v": 1}])
@@ -86,7 +86,7 @@ def test_deliver_after_commit_delivers_again_on_a_repeat(spark: SparkSession, tm
     """With ``deliver_after_commit`` the sink runs after the commit, and a repeated batch delivers the same
     rows again.
     """
-    kept, logged = Kept(), []
+    kept, logged = CollectingSink(), []
 
     def sink(frame: DataFrame, batch: int, delivery: str) -> None:
         logged.append(committed(f"file://{tmp_path}/state")[-1])
@@ -98,7 +98,7 @@ def test_deliver_after_commit_delivers_again_on_a_repeat(spark: SparkSession, tm
     before = kept.deliveries
     for lost in (tmp_path / "checkpoint" / "commits").glob("*2*"):
         lost.unlink()
-    second_sink = Kept()
+    second_sink = CollectingSink()
     run_to_end(feed.stream(spark), totals(tmp_path, second_sink, deliver_after_commit=True), tmp_path / "checkpoint")
     assert {name: sorted(rows) for name, rows in second_sink.deliveries.items()} == {
         name: sorted(rows) for name, rows in before.items() if name.endswith("/2")
@@ -118,7 +118,7 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     """A stop while slots compute commits nothing, and a restart runs the batch."""
     state = pa.schema([("rows", pa.int64())])
     output = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
-    sink = Kept()
+    sink = CollectingSink()
     job = Stateful("totals", "k", arrow_function(slow, state=state, output=output), settings=settings_in(tmp_path))
     reached: list[str] = []
     running = job.into(sink)
@@ -143,7 +143,7 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
 
 def test_a_job_that_is_called_with_two_parts_of_a_batch_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A job that is called with two different parts of a batch is refused. The same frame may be passed again."""
-    feed, sink = Feed(tmp_path / "in", "k long"), Kept()
+    feed, sink = Feed(tmp_path / "in", "k long"), CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
     feed.add([{"k": 1}, {"k": 2}])
 
@@ -184,7 +184,7 @@ def test_job_groups_of_the_user_do_not_affect_a_job(spark: SparkSession, tmp_pat
 
     A cache keeps its state over batches, and a restarted query claims the log again.
     """
-    feed, sink, names = Feed(tmp_path / "in", "k long"), Kept(), ["a", "b", "c", "c"]
+    feed, sink, names = Feed(tmp_path / "in", "k long"), CollectingSink(), ["a", "b", "c", "c"]
     job = Stateful("totals", "k", aggregate(rows=count()), durable=False, settings=settings_in(tmp_path)).into(sink)
 
     def grouped(rows: DataFrame, batch: int) -> None:
@@ -206,7 +206,7 @@ def test_a_job_in_a_thread_without_its_query_is_refused(spark: SparkSession, tmp
     """A job in a thread without the query's local properties is refused. A thread that inherits them processes the
     batch.
     """
-    feed, sink = Feed(tmp_path / "in", "k long"), Kept()
+    feed, sink = Feed(tmp_path / "in", "k long"), CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
     feed.add([{"k": 1}])
 
@@ -229,7 +229,7 @@ def test_a_job_may_be_created_for_each_batch(spark: SparkSession, tmp_path: Path
     """A job may be created for each batch. Without a query, jobs with the same root are distinguished by the batch's
     rows.
     """
-    feed, sink = Feed(tmp_path / "in", "k long"), Kept()
+    feed, sink = Feed(tmp_path / "in", "k long"), CollectingSink()
 
     def anew(rows: DataFrame, batch: int) -> None:
         Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)(rows, batch)
@@ -251,7 +251,7 @@ def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_
     """Two jobs with the same root in one query are refused, because the second one would take the first one's commit
     for its own.
     """
-    feed, kept = Feed(tmp_path / "in", "k long"), [Kept(), Kept()]
+    feed, kept = Feed(tmp_path / "in", "k long"), [CollectingSink(), CollectingSink()]
     settings = settings_in(tmp_path)
     otherwise = replace(settings, root=f"{settings.root}/")
     jobs = [

@@ -14,7 +14,7 @@ from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.spark.job_operators import JobOperators
 from riffle_spark.spark.key_lookup import KeyLookup
 from tests.kit.simulated.partitioned_query import of_partition
-from tests.kit.simulated.world import ROWS, World, one, rows_of, totals, two_stores
+from tests.kit.simulated.world import ROWS, World, one_row, rows_of, totals, two_stores
 
 
 def looked_up(world: World, operators: Sequence[Operator]) -> KeyLookup:
@@ -32,7 +32,7 @@ def by_number() -> Operator:
 def test_stores_with_one_key_need_no_name(tmp_path: Path) -> None:
     """Stores with the same key need no name, because their tasks have the same owner."""
     world = World(tmp_path, operators=two_stores())
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     lookup = looked_up(world, two_stores())
     place = lookup.where("a", None)
     assert place == lookup.where("a", "totals") == lookup.where("a", "tails")
@@ -42,7 +42,7 @@ def test_stores_with_one_key_need_no_name(tmp_path: Path) -> None:
 def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
     """Stores with different keys need a name, and the error lists the names. An unknown name is refused."""
     world = World(tmp_path, operators=[totals(), by_number()])
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     lookup = looked_up(world, [totals(), by_number()])
     with pytest.raises(ConfigError, match="RIFFLE-0315") as refused:
         lookup.where("a", None)

@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from riffle_spark import RebalanceListener, Stateful, StatefulJob, aggregate, count, read_state, sum_
 from riffle_spark.errors import ConfigError
-from tests.kit.streams.streaming import Feed, Kept, rest, running, settings_in, start
+from tests.kit.streams.streaming import CollectingSink, Feed, rest, running, settings_in, start
 
 pytestmark = pytest.mark.spark
 SOON = 60.0
@@ -47,13 +47,13 @@ def feed(tmp_path: Path) -> Feed:
 
 
 @pytest.fixture
-def kept() -> Kept:
+def kept() -> CollectingSink:
     """A sink that keeps its deliveries."""
-    return Kept()
+    return CollectingSink()
 
 
 @pytest.fixture
-def job(tmp_path: Path, kept: Kept) -> StatefulJob:
+def job(tmp_path: Path, kept: CollectingSink) -> StatefulJob:
     """A job that has not run yet."""
     return Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(kept)
 
@@ -76,7 +76,7 @@ def wait_for(reached: Callable[[], object], query: StreamingQuery) -> None:
 
 
 def test_a_paused_query_runs_no_batch_and_continues_its_state(
-    feed: Feed, job: StatefulJob, query: StreamingQuery, kept: Kept
+    feed: Feed, job: StatefulJob, query: StreamingQuery, kept: CollectingSink
 ) -> None:
     """A paused query stays alive and runs no batch. Its copies can be removed, and the next batch has the state."""
     job.pause()

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count
 from riffle_spark.console.main import main
 from riffle_spark.protocol.batch.stored_requests import read_requests
-from tests.kit.streams.streaming import Feed, Kept, records, settings_in, start, wait_for
+from tests.kit.streams.streaming import CollectingSink, Feed, records, settings_in, start, wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -26,7 +26,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def job(settings: Settings) -> StatefulJob:
     """A job that counts by key."""
-    return Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    return Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
 
 
 def ask(settings: Settings, command: str, *options: str) -> str:

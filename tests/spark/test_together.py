@@ -7,12 +7,12 @@ import pytest
 from riffle_spark import Settings, Stateful, aggregate, count, together
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.stateful import StatefulJob
-from tests.kit.streams.streaming import Kept
+from tests.kit.streams.streaming import CollectingSink
 
 
 def job(store: str, settings: Settings | None = None) -> StatefulJob:
     """Return a job of one operator."""
-    return Stateful(store, "k", aggregate(rows=count()), settings=settings).into(Kept())
+    return Stateful(store, "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
 
 
 @pytest.mark.parametrize("other", [Settings(key_groups=8), Settings(key_groups=4, num_standbys=0)])

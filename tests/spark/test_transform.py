@@ -17,7 +17,7 @@ from riffle_spark.errors import ConfigError, UserFunctionError
 from tests.kit.processors.visit_processors import Broken, Idle, PandasVisits, Visits
 from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.processor_runs import ScriptedProcessor
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -48,7 +48,7 @@ def test_a_processor_loads_initial_state_once_and_continues_after_restarts(
     spark: SparkSession, form: str, tmp_path: Path
 ) -> None:
     """A processor starts from its initial state once, and a new job continues its state after a restart."""
-    feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()
+    feed, sink = Feed(tmp_path / "in", SCHEMA), CollectingSink()
     initial = spark.createDataFrame([("ann", 100), ("zoe", 7)], "user string, visits long")
     feed.add([{"user": "ann", "amount": 1, "at": at(0)}, {"user": "bob", "amount": 2, "at": at(1)}] * 2)
     job = operator(form, tmp_path, initial_state=initial).into(sink)
@@ -69,7 +69,7 @@ def test_timers_fire_by_the_watermark_of_the_input(spark: SparkSession, tmp_path
     """Timers fire by the watermark of ``withWatermark``. Late rows are dropped and counted, and the last batch fires
     all due timers.
     """
-    feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()
+    feed, sink = Feed(tmp_path / "in", SCHEMA), CollectingSink()
     for batch in ([("ann", 1), ("bob", 20)], [("ann", 2), ("bob", 25)], [("eve", 50)]):
         feed.add([{"user": user, "amount": 1, "at": at(second)} for user, second in batch])
     job = transform_with_state(
@@ -86,7 +86,9 @@ def test_timers_fire_by_the_watermark_of_the_input(spark: SparkSession, tmp_path
 def test_an_error_in_a_processor_fails_the_batch_with_its_key(spark: SparkSession, tmp_path: Path) -> None:
     """An error in a processor fails the batch with the traceback and the key."""
 
-    job = transform_with_state(Broken(), key="user", output=OUTPUT, settings=settings_in(tmp_path)).into(Kept())
+    job = transform_with_state(Broken(), key="user", output=OUTPUT, settings=settings_in(tmp_path)).into(
+        CollectingSink()
+    )
     rows = spark.createDataFrame([("ann", 1)], "user string, amount long")
     with pytest.raises(UserFunctionError, match="no such price") as caught:
         job(rows, 0)

@@ -61,7 +61,7 @@ def last_kept() -> Operator:
     return operator_of(STORE, ["k"], arrow_function(keep, state=ROWS.remove(0), output=ROWS), (), ROWS)
 
 
-class Kept:
+class StoreQuery:
     """A query of one store whose values do not compress."""
 
     def __init__(self, folder: Path, executors: int, **settings: object) -> None:
@@ -100,7 +100,7 @@ class Kept:
 @pytest.mark.long
 def test_copies_take_at_most_2_2_times_their_snapshots_on_disk(tmp_path: Path) -> None:
     """After batches and upkeep, copies take at most 2.2 times the bytes of their snapshots on disk."""
-    query = Kept(tmp_path / "local", 2, key_groups=128)
+    query = StoreQuery(tmp_path / "local", 2, key_groups=128)
     query.feed(range(5120), 5120)
     for _ in range(8):
         query.feed(range(5120), 1000)
@@ -114,7 +114,7 @@ def test_copies_take_at_most_2_2_times_their_snapshots_on_disk(tmp_path: Path) -
 @pytest.mark.long
 def test_32_768_key_groups_take_bounded_files_and_descriptors(tmp_path: Path) -> None:
     """The number of open files does not grow with the number of key-groups."""
-    query = Kept(tmp_path / "local", 1, key_groups=32_768)
+    query = StoreQuery(tmp_path / "local", 1, key_groups=32_768)
     for batch in range(16):
         query.feed(range(2048 * batch, 2048 * (batch + 1)), 2048)
         if batch % 5 == 0:
@@ -128,7 +128,7 @@ def test_32_768_key_groups_take_bounded_files_and_descriptors(tmp_path: Path) ->
 @pytest.mark.long
 def test_a_chain_of_1_000_parts_takes_bounded_files_and_descriptors(tmp_path: Path) -> None:
     """Without a snapshot for a thousand versions, open files and descriptors stay bounded."""
-    query = Kept(tmp_path / "local", 2, key_groups=8, snapshot_chain_links=5000, retained_versions=5000)
+    query = StoreQuery(tmp_path / "local", 2, key_groups=8, snapshot_chain_links=5000, retained_versions=5000)
     seconds = []
     for batch in range(1000):
         began = time.process_time()

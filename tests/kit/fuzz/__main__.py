@@ -29,8 +29,8 @@ import pyarrow as pa
 from riffle_spark.errors import RiffleError
 from tests.kit.folders import CHECKOUT
 from tests.kit.fuzz.decoders import DECODERS, Decoder, forget_scratch
-from tests.kit.fuzz.kept_values import keep
 from tests.kit.fuzz.mutations import mutated
+from tests.kit.fuzz.round_trips import round_trips
 
 HANG_SECONDS = 10.0
 """The most processor time that one input may take."""
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None, guided: Feed | None = None) -> 
     if options.inputs < 1:
         parser.error(f"--inputs: {options.inputs} is less than 1, nothing would be tried")
     if options.values:
-        return _kept_values(options.inputs, options.seed, as_json=options.json)
+        return _round_trips(options.inputs, options.seed, as_json=options.json)
     if options.guided and guided is None:
         parser.error("there is no atheris in this environment: ./run fuzz --guided makes one that has it")
     feed = guided if options.guided and guided else unguided
@@ -174,14 +174,14 @@ def main(arguments: Sequence[str] | None = None, guided: Feed | None = None) -> 
     return 1 if summary["findings"] else 0
 
 
-def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
+def _round_trips(count: int, seed: int, *, as_json: bool) -> int:
     """Seal and read ``count`` generated examples. Return 1 if a value changed."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         keys.touch(mode=0o600)
         keys.write_text(f"a = {base64.b64encode(bytes(32)).decode()}\n")
-        values = keep(count, seed, f"file:{keys}")
+        values = round_trips(count, seed, f"file:{keys}")
     summary = {
         "examples": values.examples,
         "seed": seed,

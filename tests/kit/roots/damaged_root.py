@@ -17,7 +17,7 @@ from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.log.record import encode
 from tests.kit.roots.spark_checkpoint import commit_batch, written_checkpoint
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import World, one, totals
+from tests.kit.simulated.world import World, one_row, totals
 
 FULL_EVERY = 16
 """The distance of full records in these logs."""
@@ -32,7 +32,7 @@ def grown(folder: Path, seed: int) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         full_record_every(FULL_EVERY, patch)
         for version in range(BATCHES):
-            world.batch(version, one(version + 1000 * seed, KEYS[version % len(KEYS)]))
+            world.batch(version, one_row(version + 1000 * seed, KEYS[version % len(KEYS)]))
             commit_batch(checkpoint, version)
     return folder
 

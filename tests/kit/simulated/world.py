@@ -44,7 +44,7 @@ def rows_of(*triples: tuple[str | None, int | None, int]) -> pa.Table:
     return pa.table([pa.array([t[i] for t in triples], ROWS.field(i).type) for i in range(3)], schema=ROWS)
 
 
-def one(value: int, key: str = "a") -> pa.Table:
+def one_row(value: int, key: str = "a") -> pa.Table:
     """Return a batch with one row."""
     return rows_of((key, value, value))
 

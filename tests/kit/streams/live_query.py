@@ -21,7 +21,7 @@ from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.upkeep.upkeep import follow_orders
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
-from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, running, wait_for
+from tests.kit.streams.streaming import PATIENCE_SECONDS, CollectingSink, rest, running, wait_for
 
 __all__ = [
     "CONF",
@@ -63,7 +63,7 @@ class LiveQuery:
         }
         self.settings = Settings(**{**usual, "probing_rebalance_interval": 0.001, "expected_executors": 2, **settings})
         self._spark = spark
-        self.kept = Kept()
+        self.kept = CollectingSink()
         self.job: StatefulJob = Stateful(
             STORE, "k", aggregate(rows=count(), total=sum_("v")), settings=self.settings
         ).into(self.kept)

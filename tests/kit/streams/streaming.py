@@ -61,7 +61,7 @@ class Feed:
         return spark.read.schema(self.schema).json(str(self.folder))
 
 
-class Kept:
+class CollectingSink:
     """A sink that keeps the rows of each delivery, by delivery id."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ def refused_between(spark: SparkSession, folder: Path, rows: int, match: str) ->
 
     The large batch has ``rows`` rows with long texts. Return its error and the job.
     """
-    sink = Kept()
+    sink = CollectingSink()
     longest = aggregate(rows=count(), longest=max_("v"))
     job = Stateful("much", "k", longest, settings=settings_in(folder)).into(sink)
     short_texts, long_texts = "cast(id as string) v", "repeat(cast(id % 10 as string), 2000) v"

@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Kept:
+class BufferedRow:
     """A buffered row of the model."""
 
     row: Row
@@ -71,7 +71,7 @@ class Model:
     """The buffered rows, and Spark's rules of late rows and eviction."""
 
     kind: str
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[BufferedRow] = field(default_factory=list)
     late_ms: int = 0
 
     def batch(self, rows: Sequence[Row], watermark_ms: int) -> list[Answer]:
@@ -89,7 +89,7 @@ class Model:
     def _row(self, row: Row) -> list[Answer]:
         if not row.passes:
             return self._alone(row)
-        own, answers = Kept(row), list[Answer]()
+        own, answers = BufferedRow(row), list[Answer]()
         for partner in list(self.kept):
             left, right = (own, partner) if row.is_left else (partner, own)
             if partner.row.is_left != row.is_left and self._are_pair(left.row, right.row):
@@ -101,7 +101,7 @@ class Model:
     def _are_pair(self, left: Row, right: Row) -> bool:
         return left.key == right.key and left.at - BEFORE_MS <= right.at <= left.at + AFTER_MS
 
-    def _paired(self, left: Kept, right: Kept) -> list[Answer]:
+    def _paired(self, left: BufferedRow, right: BufferedRow) -> list[Answer]:
         first = not left.has_partner
         left.has_partner = right.has_partner = True
         if self.kind != "semi":

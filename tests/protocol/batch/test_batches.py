@@ -15,7 +15,7 @@ from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.protocol.receipts import last_run_error
 from riffle_spark.testing import Attempt, SimWork
-from tests.kit.simulated.world import World, one, totals
+from tests.kit.simulated.world import World, one_row, totals
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, err
         answer = attempt.run()
         return _with_error(answer, error.__name__) if next(failing, False) else answer
 
-    report = world.batch(0, one(1), perform)
+    report = world.batch(0, one_row(1), perform)
     assert report.runs == 2
     assert world.state("totals") == {"a": (1, 1)}
 
@@ -41,10 +41,10 @@ def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, err
 def test_a_batch_whose_slots_stay_misplaced_fails(world: World) -> None:
     """If slots stay misplaced, the batch fails after a number of runs with a remedy. Nothing is committed."""
     with pytest.raises(UnavailableError, match="RIFFLE-0515") as caught:
-        world.batch(0, one(1), lambda attempt: _with_error(attempt.run(), "OutOfDate"))
+        world.batch(0, one_row(1), lambda attempt: _with_error(attempt.run(), "OutOfDate"))
     assert "Nothing was committed" in caught.value.remedy
     assert world.log().tail.version == -1  # type: ignore[union-attr]
-    assert world.batch(0, one(1)).decision == "run"
+    assert world.batch(0, one_row(1)).decision == "run"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_remedy_of_a_batch_that_keeps_failing_fits_its_cause(
 
 def test_a_lost_block_never_mixes_attempts(world: World) -> None:
     """If Spark computes a lost block again, the sink refuses the rows of the new attempt, and the batch runs again."""
-    report = world.batch(0, one(1), lose_block="totals")
+    report = world.batch(0, one_row(1), lose_block="totals")
     assert report.runs == 2
     assert world.delivered("totals") == [{"delivery": "query/0/0", "k": "a", "count": 1, "total": 1}]
 
@@ -88,7 +88,7 @@ def test_a_missing_or_second_receipt_fails_the_batch(world: World, drop: bool, e
         )
 
     with pytest.raises(ConflictError, match="RIFFLE-0512") as caught:
-        world.batch(0, one(1), perform)
+        world.batch(0, one_row(1), perform)
     assert "Nothing was committed" in caught.value.remedy
     assert world.log().tail.version == -1  # type: ignore[union-attr]
 
@@ -99,10 +99,10 @@ def test_lost_or_repeated_rows_fail_the_batch(world: World, monkeypatch: pytest.
     batch fails.
     """
     monkeypatch.setattr(SimWork, "count_routed_rows", lambda _: {"totals": 5, "tails": None})
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     monkeypatch.setattr(SimWork, "recount", lambda *_: exact)
     with pytest.raises(ConflictError, match="RIFFLE-0513"):
-        world.batch(1, one(1))
+        world.batch(1, one_row(1))
     assert world.log().tail.version == 0  # type: ignore[union-attr]
 
 
@@ -118,13 +118,13 @@ def test_a_user_function_that_raises_commits_nothing(tmp_path: Path) -> None:
 
     schema = pa.schema([("last", pa.int64())])
     function = arrow_function(maybe, state=schema, output=pa.schema([("k", pa.string()), *schema]))
-    world = World(tmp_path, operators=[operator_of("one", ["k"], function, (), one(1).schema), totals()])
+    world = World(tmp_path, operators=[operator_of("one", ["k"], function, (), one_row(1).schema), totals()])
     with pytest.raises(UserFunctionError, match="RIFFLE-0198") as caught:
-        world.batch(0, one(1))
+        world.batch(0, one_row(1))
     assert "key-group" in caught.value.where
     assert "executor" in caught.value.where
     broken[0] = False
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     assert world.state("totals") == {"a": (1, 1)}
     assert world.sinks["totals"].calls == world.sinks["one"].calls
     assert len(world.sinks["one"].calls) == 1
@@ -139,9 +139,9 @@ def test_a_sink_that_raises_commits_nothing(world: World) -> None:
 
     world.sinks["tails"] = refuse  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="the sink is full"):
-        world.batch(0, one(1))
+        world.batch(0, one_row(1))
     world.sinks["tails"] = take
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     assert world.state("totals") == {"a": (1, 1)}
     assert [call.id for call in world.sinks["totals"].calls] == ["query/0/0"] * 2
 
@@ -151,13 +151,13 @@ def test_a_possibly_renamed_store_is_a_warning(world: World) -> None:
     return to.
     """
     for version in range(2):
-        assert world.batch(version, one(1)).warnings == ()
+        assert world.batch(version, one_row(1)).warnings == ()
     world.operators, world.sinks["sums"] = [totals("sums"), world.operators[1]], world.sinks["totals"]
     world.start()
-    (warning,) = world.batch(2, one(1)).warnings
+    (warning,) = world.batch(2, one_row(1)).warnings
     assert warning.startswith("[RIFFLE-0810]")
     assert "back to batch 1" in warning
-    assert world.batch(3, one(1)).warnings == ()
+    assert world.batch(3, one_row(1)).warnings == ()
     assert world.log().tail.stale_stores == {"totals": 1}  # type: ignore[union-attr]
 
 

@@ -22,7 +22,7 @@ from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, InlineBackground
 from tests.kit.failing_disks import FailingDisk, Way, own_disk
 from tests.kit.simulated.elastic_world import Elastic, warnings
-from tests.kit.simulated.world import ROWS, one, tails, totals
+from tests.kit.simulated.world import ROWS, one_row, tails, totals
 from tests.kit.state.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -86,7 +86,7 @@ def test_a_batch_that_may_run_only_once_fails_with_the_disk(tmp_path: Path, disk
     disk = disk_of(world, "1", disks, "read-only")
     disk.fail()
     with pytest.raises(LocalDiskError) as refused:
-        world.batch(world.version + 1, one(1))
+        world.batch(world.version + 1, one_row(1))
     assert refused.value.id != "RIFFLE-0514", "the disk of the other executor works"
     assert set(world.feed().owners) == {"2"}
     disk.recover()
@@ -115,7 +115,7 @@ def test_a_batch_fails_with_a_remedy_if_all_disks_fail(tmp_path: Path, disks: Ex
         for disk in (first, second):
             disk.fail()
         with pytest.raises(LocalDiskError, match="RIFFLE-0514") as refused:
-            world.batch(world.version + 1, one(1))
+            world.batch(world.version + 1, one_row(1))
         assert "dd an executor" in refused.value.remedy
         assert isinstance(refused.value, UnavailableError)
         first.recover()
@@ -155,14 +155,14 @@ def test_user_and_store_errors_quarantine_no_member(tmp_path: Path) -> None:
     schema = pa.schema([("last", pa.int64())])
     declared = arrow_function(explode, state=schema, output=pa.schema([("k", pa.string())]))
     world = Elastic(tmp_path, operators=[operator_of("totals", ["k"], declared, (), ROWS)])
-    world.batch(0, one(0))
+    world.batch(0, one_row(0))
     with pytest.raises(UserFunctionError, match="RIFFLE-0198"):
-        world.batch(1, one(3))
+        world.batch(1, one_row(3))
     world.store.script(Fault("unavailable", "put", "delta/"))
     with pytest.raises(UnavailableError) as away:
-        world.batch(1, one(1))
+        world.batch(1, one_row(1))
     assert not isinstance(away.value, LocalDiskError)
-    report = world.batch(1, one(1))
+    report = world.batch(1, one_row(1))
     assert (report.runs, set(report.owners)) == (1, {"1", "2"})
     assert report.warnings == ()
 

@@ -27,7 +27,7 @@ from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.log.paths import MAILBOX
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore
-from tests.kit.simulated.world import Crash, World, one
+from tests.kit.simulated.world import Crash, World, one_row
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
 HOUR_MS = 3_600_000
@@ -66,8 +66,8 @@ class Operator:
 def world(tmp_path: Path) -> World:
     """Return a query of two executors that reads requests, after two batches."""
     query = World(tmp_path, control="on")
-    query.batch(0, one(1))
-    query.batch(1, one(2))
+    query.batch(0, one_row(1))
+    query.batch(1, one_row(2))
     return query
 
 
@@ -97,7 +97,7 @@ class TestAppliedRequests:
     ) -> None:
         """After the batch, the record and the driver have the drained member."""
         operator.ask("drain", member="1")
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         assert operator.states() == [("ann-1", "applied")]
         assert drained(world) == (member_of(world, "1"),)
         assert world.driver.operations.requests.drained == {member_of(world, "1")}
@@ -128,7 +128,7 @@ class TestAppliedRequests:
         operator.ask("set", num_standbys="1", retained_for="2 h")
         operator.ask("set", key_groups="16")
         operator.ask("set", num_standby="1")
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         first, second, third = operator.answers()
         assert (first.state, world.driver.settings.num_standbys) == ("applied", 1)
         assert world.driver.settings.retained_for == 7200
@@ -190,7 +190,7 @@ class TestRefusedRequests:
     def test_an_expired_request_is_not_applied(self, world: World, operator: Operator) -> None:
         """A request that the driver reads after its expiry is not applied."""
         operator.ask("drain", expires_ms=500, member="1")
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         assert operator.states() == [("ann-1", "expired")]
         assert drained(world) == ()
 
@@ -222,10 +222,10 @@ class TestAppliedOnce:
         world.rest()
         world.driver.operations.undrain("1")
         world.rest(3)
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         world.start()
-        world.batch(3, one(4))
-        world.batch(4, one(5))
+        world.batch(3, one_row(4))
+        world.batch(4, one_row(5))
         world.rest(3)
         assert drained(world) == ()
         assert len(read_mailbox(world.memory)[0].requests) == 1
@@ -238,11 +238,11 @@ class TestAppliedOnce:
         operator.ask("drain", member="1")
         world.crash_at = step
         with pytest.raises(Crash):
-            world.batch(2, one(3))
+            world.batch(2, one_row(3))
         assert len(operator.states()) == (step == "after record")
         world.start()
         for version in (2, 3, 4):
-            world.batch(version, one(3))
+            world.batch(version, one_row(3))
         assert operator.states() == [("ann-1", "applied")]
         assert drained(world) == (member_of(world, "1"),)
         tail = world.log().tail
@@ -256,7 +256,7 @@ class TestAppliedOnce:
         with pytest.raises(Crash):
             world.rest()
         world.start()
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         world.rest()
         assert operator.states() == [("ann-1", "applied")]
         assert drained(world) == (member_of(world, "1"),)
@@ -276,7 +276,7 @@ class TestAppliedOnce:
         """A fenced driver answers no requests. The new driver answers them, and the old one sends no more."""
         old = world.driver
         world.start()
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         operator.ask("drain", member="1")
         new = world.driver
         world.driver = old
@@ -287,7 +287,7 @@ class TestAppliedOnce:
         world.rest(3)
         assert world.store.requests == before
         world.driver = new
-        world.batch(3, one(4))
+        world.batch(3, one_row(4))
         assert operator.states() == [("ann-1", "applied")]
 
     def test_a_request_waits_for_the_first_assignment(self, world: World, operator: Operator) -> None:
@@ -295,9 +295,9 @@ class TestAppliedOnce:
         world.start()
         operator.ask("drain", member="1")
         before = world.store.requests["get"]
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         assert operator.states() == []
-        world.batch(3, one(4))
+        world.batch(3, one_row(4))
         assert operator.states() == [("ann-1", "applied")]
         assert before <= world.store.requests["get"]
 
@@ -310,19 +310,19 @@ class TestStoreRequests:
         sent = {}
         for control in ("on", "off"):
             query = World(tmp_path / control, control=control, snapshot_chain_links=1000, retained_for=3600)
-            reports = [query.batch(version, one(version)) for version in range(6)]
+            reports = [query.batch(version, one_row(version)) for version in range(6)]
             sent[control] = [dict(report.requests) for report in reports[2:]]
         assert [{**requests, "get": 1} for requests in sent["off"]] == sent["on"]
         assert all("get" not in requests for requests in sent["off"])
 
     def test_a_repeated_batch_reads_no_requests(self, world: World, operator: Operator) -> None:
         """A repeated batch commits nothing, so it reads no requests. The next batch reads them."""
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         operator.ask("drain", member="1")
         before = world.store.calls.count(("get", MAILBOX))
-        assert world.batch(2, one(3)).decision == "repeat"
+        assert world.batch(2, one_row(3)).decision == "repeat"
         assert world.store.calls.count(("get", MAILBOX)) == before
-        world.batch(3, one(4))
+        world.batch(3, one_row(4))
         assert operator.states() == [("ann-1", "applied")]
 
     def test_an_idle_driver_sends_one_get_per_look(self, world: World, operator: Operator) -> None:
@@ -343,9 +343,9 @@ class TestStoreRequests:
     def test_control_off_ignores_requests(self, tmp_path: Path) -> None:
         """With `control = off` requests are ignored, and the record says so."""
         query = World(tmp_path)
-        query.batch(0, one(1))
+        query.batch(0, one_row(1))
         Operator(query).ask("drain", member="1")
-        query.batch(1, one(2))
+        query.batch(1, one_row(2))
         query.rest(3)
         tail = query.log().tail
         assert tail is not None
@@ -362,14 +362,14 @@ class TestStoreRequests:
 
         assert is_read()
         operator.ask("set", control="off")
-        world.batch(2, one(3))
+        world.batch(2, one_row(3))
         assert not is_read()
         world.start()
-        world.batch(3, one(3))
-        world.batch(4, one(3))
+        world.batch(3, one_row(3))
+        world.batch(4, one_row(3))
         assert not is_read()
         world.driver.operations.reconfigure(world.driver.settings, {"control": "on"})
-        world.batch(5, one(3))
+        world.batch(5, one_row(3))
         assert is_read()
 
     def test_the_mailbox_and_the_answers_stay_small(self, world: World, operator: Operator) -> None:
@@ -393,7 +393,7 @@ class TestFaults:
     def test_an_unreadable_mailbox_is_a_warning(self, world: World, data: bytes) -> None:
         """An unreadable mailbox is one warning, not one per batch. Commands refuse it."""
         world.memory.put_if_absent(MAILBOX, data)
-        reports = [world.batch(version, one(3)) for version in (2, 3, 4)]
+        reports = [world.batch(version, one_row(3)) for version in (2, 3, 4)]
         warnings = [warning for report in reports for warning in report.warnings if "RIFFLE-1354" in warning]
         assert len(warnings) == 1
         with pytest.raises(ConfigError) as caught:
@@ -404,7 +404,7 @@ class TestFaults:
         """If the store does not answer, the request is applied later."""
         operator.ask("drain", member="1")
         world.store.script(Fault("unavailable", name=MAILBOX, times=2))
-        reports = [world.batch(version, one(3)) for version in (2, 3, 4)]
+        reports = [world.batch(version, one_row(3)) for version in (2, 3, 4)]
         warned = [any("RIFFLE-1354" in warning for warning in report.warnings) for report in reports]
         assert warned == [True, False, False]
         assert operator.states() == [("ann-1", "applied")]

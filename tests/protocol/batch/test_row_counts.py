@@ -15,7 +15,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import encode
 from riffle_spark.state.schemas.variable_kinds import Variable
 from tests.kit.simulated.alarms import Alarms
-from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, tails, totals, two_stores
+from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one_row, tails, totals, two_stores
 
 BATCHES = 12
 
@@ -44,7 +44,7 @@ def test_a_record_counts_the_keys_of_each_store(tmp_path: Path, seed: int) -> No
 
 def test_a_repeated_batch_counts_its_keys_once(world: World) -> None:
     """A batch that runs again counts its keys once."""
-    world.batch(0, one(1), lose_block="totals")
+    world.batch(0, one_row(1), lose_block="totals")
     assert world.driver.stored_rows()["totals"] == 1
 
 
@@ -54,7 +54,7 @@ def test_the_key_count_of_an_old_store_is_an_upper_bound(tmp_path: Path) -> None
     """
     world = World(tmp_path, operators=[totals()])
     for version in range(3):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
     tail = world.log().tail
     assert tail is not None
     assert tail.row_counts == {"totals": 1}
@@ -64,7 +64,7 @@ def test_the_key_count_of_an_old_store_is_an_upper_bound(tmp_path: Path) -> None
     world.operators.append(tails())
     world.sinks["tails"] = world.sinks["totals"]
     world.start()
-    world.batch(3, one(3))
+    world.batch(3, one_row(3))
     assert world.driver.stored_rows() == {"totals": 4, "tails": 1}
     newest = world.log().tail
     assert newest is not None
@@ -94,7 +94,7 @@ def test_the_key_count_is_unknown_after_a_change_of_variables(tmp_path: Path) ->
         if operator is not world.operators[0]:
             world.operators[:] = [operator]
             world.start()
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
         tail = world.log().tail
         assert tail is not None
         exact_counts.append("alarms" in tail.row_counts)

@@ -17,7 +17,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.paths import MAILBOX
 from riffle_spark.state.log.record import Record, encode
 from tests.kit.root_commands import run_command
-from tests.kit.simulated.world import Crash, World, one
+from tests.kit.simulated.world import Crash, World, one_row
 from tests.kit.state.faulty_store import Fault, Kind
 
 HOUR_MS = 3_600_000
@@ -63,8 +63,8 @@ def keys(world: World) -> set[object]:
 def world(tmp_path: Path) -> World:
     """Return a query of two executors that reads requests, after two batches."""
     query = World(tmp_path, control="on", retained_versions=100)
-    query.batch(0, one(1, SECRET))
-    query.batch(1, one(2, "b"))
+    query.batch(0, one_row(1, SECRET))
+    query.batch(1, one_row(2, "b"))
     return query
 
 
@@ -76,7 +76,7 @@ def test_an_unknown_row_count_stays_unknown_after_a_requested_deletion(world: Wo
     world.start()
     ask(world, "delete")
     for version in (2, 3):
-        world.batch(version, one(5, "b"))
+        world.batch(version, one_row(5, "b"))
     (record,) = changes(world)
     assert record.row_counts == {}
     assert keys(world) == {"b"}
@@ -96,7 +96,7 @@ def test_a_key_is_removed_from_the_mailbox_after_a_race(world: World, monkeypatc
 
     monkeypatch.setattr(world.store, "replace_if_unchanged", overtaken)
     for version in range(2, 6):
-        world.batch(version, one(5, "c"))
+        world.batch(version, one_row(5, "c"))
     assert [answer.state for answer in answers(world)] == ["applied", "applied"]
     assert keys(world) == {"c"}
     assert SECRET.encode() not in (world.memory.get(MAILBOX) or b"")
@@ -105,8 +105,8 @@ def test_a_key_is_removed_from_the_mailbox_after_a_race(world: World, monkeypatc
 def test_a_requested_deletion_is_applied_before_the_next_batch(world: World) -> None:
     """The record of the change has the operator, but not the key, which is also removed from the mailbox."""
     ask(world, "delete")
-    world.batch(2, one(5, SECRET))
-    world.batch(3, one(6, "b"))
+    world.batch(2, one_row(5, SECRET))
+    world.batch(3, one_row(6, "b"))
     (record,) = changes(world)
     assert dict(record.edit) == {
         "action": "delete", "store": "totals", "keys": 1, "user": "ann", "host": "laptop", "reason": "ticket 7",
@@ -125,7 +125,7 @@ def test_requests_are_applied_in_their_order(world: World) -> None:
     ask(world, "delete")
     ask(world, "delete")
     ask(world, "delete", key="b")
-    world.batch(2, one(5, "c"))
+    world.batch(2, one_row(5, "c"))
     states = [(answer.state, answer.error_id) for answer in answers(world)]
     assert states == [("applied", ""), ("refused", "RIFFLE-1607"), ("applied", "")]
     assert len(changes(world)) == 2
@@ -147,7 +147,7 @@ def test_the_answer_of_a_refused_request_omits_key_and_value(
 ) -> None:
     """A request that does not fit is refused. The answer in the log does not have the key or the value."""
     ask(world, "delete", **arguments)
-    world.batch(2, one(5, "c"))
+    world.batch(2, one_row(5, "c"))
     (answer,) = answers(world)
     assert (answer.state, answer.error_id) == ("refused", error_id)
     assert SECRET not in answer.text
@@ -157,8 +157,8 @@ def test_the_answer_of_a_refused_request_omits_key_and_value(
 def test_the_key_of_an_expired_request_is_removed(world: World) -> None:
     """An expired request is not applied, and its key is removed from the mailbox."""
     ask(world, "delete", expires_ms=0)
-    world.batch(2, one(5, "c"))
-    world.batch(3, one(5, "c"))
+    world.batch(2, one_row(5, "c"))
+    world.batch(3, one_row(5, "c"))
     assert [answer.state for answer in answers(world)] == ["expired"]
     assert SECRET in keys(world)
     assert SECRET.encode() not in (world.memory.get(MAILBOX) or b"")
@@ -170,10 +170,10 @@ def test_a_change_is_applied_once_despite_a_crash(world: World, step: str) -> No
     ask(world, "delete")
     world.crash_at = step
     with pytest.raises(Crash):
-        world.batch(2, one(5, SECRET))
+        world.batch(2, one_row(5, SECRET))
     world.start()
-    world.batch(2, one(5, SECRET))
-    world.batch(3, one(6, "b"))
+    world.batch(2, one_row(5, SECRET))
+    world.batch(3, one_row(6, "b"))
     assert len(changes(world)) == 1
     assert [answer.state for answer in answers(world)] == ["applied"]
     if step == "before change":  # a driver reads no requests before its first batch
@@ -186,7 +186,7 @@ def test_a_fenced_driver_changes_nothing(world: World) -> None:
     """A fenced driver appends no record of a change. The new driver applies the request."""
     older = world.driver
     world.start()
-    world.batch(2, one(5, "c"))
+    world.batch(2, one_row(5, "c"))
     newer = world.driver
     ask(world, "delete")
     world.driver = older
@@ -195,7 +195,7 @@ def test_a_fenced_driver_changes_nothing(world: World) -> None:
     world.rest()
     assert changes(world) == []
     world.driver = newer
-    world.batch(3, one(6, "b"))
+    world.batch(3, one_row(6, "b"))
     assert len(changes(world)) == 1
     assert SECRET not in keys(world)
 
@@ -211,7 +211,7 @@ def test_a_lost_answer_of_the_store_applies_a_change_once(world: World, kind: Ki
     world.store.heal()
     world.rest(30)
     assert len(changes(world)) == 1
-    world.batch(2, one(5, SECRET))
+    world.batch(2, one_row(5, SECRET))
     assert [answer.state for answer in answers(world)] == ["applied"]
     assert world.state("totals")[SECRET] == (1, 5)
 
@@ -221,7 +221,7 @@ def test_an_idle_query_applies_a_change_at_once(world: World) -> None:
     ask(world, "set", value={"total": 40})
     world.rest()
     assert world.state("totals")[SECRET] == (1, 40)
-    world.batch(2, one(2, SECRET))
+    world.batch(2, one_row(2, SECRET))
     assert world.state("totals")[SECRET] == (2, 42)
     assert SECRET.encode() not in (world.memory.get(MAILBOX) or b"")
 

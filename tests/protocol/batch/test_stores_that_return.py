@@ -20,7 +20,7 @@ from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 from riffle_spark.testing import SimSink
-from tests.kit.simulated.world import ROWS, World, one, rows_of, tails, totals, two_stores
+from tests.kit.simulated.world import ROWS, World, one_row, rows_of, tails, totals, two_stores
 
 Without = Callable[[], list[Operator]]
 WITHOUT: dict[str, Without] = {
@@ -51,10 +51,10 @@ def with_a_gap(tmp_path: Path, without: Without, **settings: Any) -> World:
     """Return a query that ran batches 0 to 3 with store ``totals``, and batches 4 to 6 without it."""
     world = World(tmp_path, operators=two_stores(), **settings)
     for version in range(4):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     restarted(world, without())
     for version in range(4, 7):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     return world
 
 
@@ -76,11 +76,11 @@ def test_a_store_that_lacks_batches_is_refused(without: str, tmp_path: Path) -> 
     restarted(world, two_stores())
     before = world.memory.list("")
     with pytest.raises(ConflictError, match="RIFFLE-0221") as caught:
-        world.batch(7, one(1))
+        world.batch(7, one_row(1))
     assert "accept = 'totals'" in caught.value.remedy
     assert world.memory.list("") == before
     restarted(world, WITHOUT[without]())
-    assert world.batch(7, one(1)).decision == "run"
+    assert world.batch(7, one_row(1)).decision == "run"
 
 
 @pytest.mark.parametrize(("without", "lost"), [("not durable", False), ("left out", True)])
@@ -92,12 +92,12 @@ def test_an_accepted_store_continues_with_its_earlier_batches(without: str, lost
             world.cluster.lose(executor, disk=True)
         world.cluster.add("3")
     restarted(world, two_stores(), accept=["totals"])
-    (store_warning,) = (line for line in world.batch(7, one(1)).warnings if "totals" in line)
+    (store_warning,) = (line for line in world.batch(7, one_row(1)).warnings if "totals" in line)
     assert store_warning.startswith("[RIFFLE-0812] Store 'totals' continues from batch 3")
     assert world.state("totals") == {"a": (5, 5)}
     assert "totals" not in tail_of(world).stale_stores
     restarted(world, two_stores(), accept=[])
-    assert world.batch(8, one(1)).warnings == ()
+    assert world.batch(8, one_row(1)).warnings == ()
     assert world.state("totals") == {"a": (6, 6)}
 
 
@@ -105,23 +105,23 @@ def test_an_accepted_store_continues_with_its_earlier_batches(without: str, lost
 def test_omitting_a_store_is_a_warning_once(without: str, tmp_path: Path) -> None:
     """The first batch without a store has a warning with the store and the batch to return to."""
     world = World(tmp_path, operators=two_stores())
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     restarted(world, WITHOUT[without]())
-    (store_warning,) = world.batch(1, one(1)).warnings
+    (store_warning,) = world.batch(1, one_row(1)).warnings
     assert "totals" in store_warning
     assert "batch 0 (riffle rollback)" in store_warning
-    assert world.batch(2, one(1)).warnings == ()
+    assert world.batch(2, one_row(1)).warnings == ()
 
 
 def test_a_store_without_rows_lacks_no_batches(tmp_path: Path) -> None:
     """Batches without rows, or without rows of some keys, leave every store complete."""
     world = World(tmp_path, operators=two_stores())
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     for version in range(1, 4):
         world.batch(version, rows_of())
-    world.batch(4, one(1, key="another"))
+    world.batch(4, one_row(1, key="another"))
     restarted(world, two_stores())
-    assert world.batch(5, one(1)).warnings == ()
+    assert world.batch(5, one_row(1)).warnings == ()
     assert tail_of(world).stale_stores == {}
     assert world.state("totals")["a"] == (2, 2)
 
@@ -129,10 +129,10 @@ def test_a_store_without_rows_lacks_no_batches(tmp_path: Path) -> None:
 def test_a_new_store_lacks_no_batches(tmp_path: Path) -> None:
     """A new store is complete from its first batch on."""
     world = World(tmp_path, operators=[tails()])
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     restarted(world, [tails(), totals()])
     for version in (1, 2):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
         restarted(world, [tails(), totals()])
     assert world.state("totals") == {"a": (2, 2)}
 
@@ -142,7 +142,7 @@ def test_a_cache_never_lacks_a_batch(tmp_path: Path) -> None:
     cache = [replace(totals(), durable=False), tails()]
     world = World(tmp_path, operators=cache)
     for version, operators in enumerate(([tails()], cache, [tails()], cache)):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
         restarted(world, operators)
     assert tail_of(world).stale_stores == {}
 
@@ -151,11 +151,11 @@ def test_every_record_after_the_gap_keeps_it_until_the_store_returns(tmp_path: P
     """Every record lists the store as incomplete until it returns."""
     world = with_a_gap(tmp_path, WITHOUT["left out"])
     for version in range(7, 30):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     assert tail_of(world).stale_stores == {"totals": 3}
     restarted(world, two_stores())
     with pytest.raises(ConflictError, match="RIFFLE-0221"):
-        world.batch(30, one(1))
+        world.batch(30, one_row(1))
 
 
 def test_a_rollback_to_before_the_gap_ends_it(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_rollback_to_before_the_gap_ends_it(tmp_path: Path) -> None:
     rollback(world.home.root, 3, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
     restarted(world, two_stores())
     for version in range(4, 7):
-        assert world.batch(version, one(1)).warnings == ()
+        assert world.batch(version, one_row(1)).warnings == ()
     assert world.state("totals") == {"a": (7, 7)}
 
 
@@ -174,7 +174,7 @@ def test_a_rollback_into_the_gap_keeps_it(tmp_path: Path) -> None:
     rollback(world.home.root, 5, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
     restarted(world, two_stores())
     with pytest.raises(ConflictError, match="RIFFLE-0221"):
-        world.batch(6, one(1))
+        world.batch(6, one_row(1))
 
 
 def test_verify_notes_the_gap(tmp_path: Path) -> None:
@@ -192,13 +192,13 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
     world.query_id = "another"
     restarted(world, two_stores())
     with pytest.raises(ConflictError, match="RIFFLE-0221") as caught:
-        world.batch(1, one(1))
+        world.batch(1, one_row(1))
     assert "accept = 'totals'" in caught.value.remedy
     assert "riffle rollback" not in caught.value.remedy
     (note,) = verify(world.home.root).findings
     assert "'totals' lacks rows from before the first batch" in note.problem
     restarted(world, two_stores(), accept=["totals"])
-    (store_warning,) = world.batch(1, one(1)).warnings
+    (store_warning,) = world.batch(1, one_row(1)).warnings
     assert store_warning.startswith("[RIFFLE-0812]")
     assert world.state("totals") == {"a": (5, 5)}
 
@@ -206,7 +206,7 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
 def warnings_of(world: World, version: int, *accepted: str, operators: Sequence[Operator] = ()) -> tuple[str, ...]:
     """Start the query again with names in ``accept``, and return the warnings of its next batch."""
     restarted(world, list(operators) or two_stores(), accept=list(accepted))
-    return world.batch(version, one(1)).warnings
+    return world.batch(version, one_row(1)).warnings
 
 
 @pytest.mark.parametrize("name", ["totals", "count", "nonsense"])
@@ -216,7 +216,7 @@ def test_an_unneeded_accepted_name_is_a_warning_at_the_start(name: str, tmp_path
     for version in range(2):
         (warning,) = warnings_of(world, version, name)
         assert warning.startswith(f"[RIFFLE-0801] `accept` names {name!r}")
-    assert world.batch(2, one(1)).warnings == ()
+    assert world.batch(2, one_row(1)).warnings == ()
 
 
 def named(name: str, function: Accumulator) -> Operator:
@@ -229,7 +229,7 @@ def test_a_result_with_a_changed_function_is_a_warning(tmp_path: Path) -> None:
     needed.
     """
     world = World(tmp_path, operators=[named("a, b", sum_("v")), tails()])
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     (warning,) = warnings_of(world, 1, "a, b", operators=[named("a, b", max_("v")), tails()])
     assert warning.startswith("[RIFFLE-0800] Store 'totals' continues with sum_('v') under 'a, b'")
     unneeded = warnings_of(world, 2, "a", " b", operators=[named("a, b", max_("v")), tails()])
@@ -243,6 +243,6 @@ def test_an_accepted_name_may_contain_a_comma(tmp_path: Path) -> None:
         return operator_of("totals", ["k"], aggregate(**{"a": function("v"), "a, b": function("v")}), (), ROWS)
 
     world = World(tmp_path, operators=[both(sum_)])
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     warnings = list(acceptance_warnings(tail_of(world), [both(max_)], ["a", " b"]))
     assert [warning[:13] for warning in warnings] == ["[RIFFLE-0800]"] * 2

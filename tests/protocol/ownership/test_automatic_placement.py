@@ -24,7 +24,7 @@ from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.partitioned_query import of_partition, offsets
-from tests.kit.simulated.world import ROWS, World, one
+from tests.kit.simulated.world import ROWS, World, one_row
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -135,7 +135,7 @@ def test_partition_dispatch_uses_racks_from_the_first_batch(tmp_path: Path) -> N
     world.ownership.placement.weights.set_partition_racks(
         {("events", number): (rack,) for number, rack in racks.items()}
     )
-    rows = pa.concat_tables([one(number, f"key-{number}") for number in range(64)])
+    rows = pa.concat_tables([one_row(number, f"key-{number}") for number in range(64)])
     reports = [
         World.batch(world, version, of_partition(rows, *range(8)), offsets=offsets(*range(8))) for version in range(8)
     ]

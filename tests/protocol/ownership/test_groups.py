@@ -16,7 +16,7 @@ from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task, task_name
 from riffle_spark.settings import Settings
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import World, one, totals
+from tests.kit.simulated.world import World, one_row, totals
 
 HEAVY: Mapping[str, str] = {"models": "heavy"}
 NAMES = st.sampled_from([GROUP, "heavy", "7"])
@@ -225,4 +225,4 @@ def test_groups_are_refused_with_hashed_dispatch(tmp_path: Path) -> None:
     """Groups are refused with hashed dispatch, because owners depend on the members only."""
     world = World(tmp_path, dispatch="hashed", store_groups={"totals": "a"})
     with pytest.raises(ConfigError, match="RIFFLE-0216"):
-        world.batch(0, one(1))
+        world.batch(0, one_row(1))

@@ -22,7 +22,7 @@ from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.state.log.manifest import Manifest
 from tests.kit.simulated.elastic_world import TOUCHED, Elastic
 from tests.kit.simulated.partitioned_query import BY_PARTITION, of_partition, offsets
-from tests.kit.simulated.world import World, one, totals
+from tests.kit.simulated.world import World, one_row, totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -118,7 +118,7 @@ def test_listeners_and_assignors_get_topics_and_partitions(tmp_path: Path, dispa
     seen = Tenants()
     world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), RecordingListener()
     world.driver.ownership.placement.listener = listener
-    report = world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
+    report = world.batch(0, of_partition(one_row(1), 2), offsets=offsets(0, 0, 1))
     partitions = {("events", 0), ("events", 1), ("events", 2)}
     assert {(move["topic"], move["partition"]) for move in listener.heard} <= partitions
     assert ("events", 2) in {(move["topic"], move["partition"]) for move in listener.heard}
@@ -211,7 +211,7 @@ def test_only_integers_can_be_pinned(tmp_path: Path, odd: object) -> None:
 def test_a_shard_of_an_unknown_partition_cannot_be_pinned(tmp_path: Path) -> None:
     """With `partition` dispatch only numbers of known partitions can be pinned."""
     world = World(tmp_path, dispatch="partition", key_groups=16)
-    world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
+    world.batch(0, of_partition(one_row(1), 2), offsets=offsets(0, 0, 1))
     read = len(world.driver.ownership.placement.shards or ())
     assert world.driver.ownership.placement.task_of(read - 1, None) == task(read - 1)
     with pytest.raises(ConfigError, match="RIFFLE-0239"):

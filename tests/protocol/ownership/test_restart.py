@@ -12,7 +12,7 @@ import pytest
 from riffle_spark.assign.model import Assignment
 from riffle_spark.testing import InlineBackground, home_of
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import World, one, rows_of
+from tests.kit.simulated.world import World, one_row, rows_of
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -145,9 +145,9 @@ def test_scan_results_from_before_a_restored_root_are_not_used(tmp_path: Path) -
     run_and_restore(world, 60, to=10)
     world.run_id = "run-2"
     for version in (11, 12):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
     world.start()
-    world.batch(13, one(13))
+    world.batch(13, one_row(13))
     tail = world.log().tail
     assert tail is not None
     assert (tail.version, tail.promised < tail.sequence) == (13, True)
@@ -160,12 +160,12 @@ def test_waiting_deletes_are_dropped_after_a_restored_root(tmp_path: Path) -> No
     world.start(InlineBackground(deferred=True))
     run_and_restore(world, 30, to=3)
     world.run_id = "again"
-    world.batch(4, one(4))
+    world.batch(4, one_row(4))
     log = world.memory.list("log/")
     world.background.run()
     assert world.memory.list("log/") == log
     for version in range(5, 12):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
         world.background.run()
     assert world.log().tail is not None
     assert world.memory.list("log/")[0] > log[0], "deletes of this run continue"
@@ -176,7 +176,7 @@ def run_and_restore(world: World, batches: int, to: int) -> None:
     """Run batches, and restore the root to its content after batch ``to``."""
     copied: dict[str, bytes | None] = {}
     for version in range(batches):
-        world.batch(version, one(version))
+        world.batch(version, one_row(version))
         if version == to:
             copied = {name: world.memory.get(name) for name in world.memory.list("")}
     world.memory.delete(world.memory.list(""))

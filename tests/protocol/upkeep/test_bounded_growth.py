@@ -24,7 +24,7 @@ from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.simulated.world import World, one_row, rows_of, totals
 from tests.kit.state.faulty_store import Fault
 
 YEAR_SECONDS = 365 * 86_400
@@ -206,19 +206,19 @@ def test_deletes_of_records_do_not_depend_on_the_wall_clock(tmp_path: Path, wron
     """Records are deleted when the driver's elapsed time exceeds `retained_for`, whatever the wall clock says."""
     world, clock = clocked(tmp_path, retained_versions=2, retained_for=100)
     for version in range(4):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     clock.wrong_seconds = wrong
     for version in range(4, 8):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     assert world.memory.list(paths.LOG)[0] == paths.record_name(0), "the records are seconds old"
     clock.wrong_seconds = 0
     for version in range(8, 12):
         clock.advance(60)
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     assert len(world.memory.list(paths.LOG)) <= 4 + 4 + 2
     world.memory.put_if_absent(paths.delta_name(0, f"0-{7:032x}"), b"an orphan")
     clock.advance(DAY_SECONDS)
-    world.batch(12, one(1))
+    world.batch(12, one_row(1))
     assert not world.memory.exists(paths.delta_name(0, f"0-{7:032x}")), "scans use the same clock"
     assert world.state("totals") == {"a": (13, 13)}
 
@@ -287,7 +287,7 @@ def test_replaced_links_are_forgotten_with_the_retained_records(tmp_path: Path) 
     """
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, key_groups=1)
     for version in range(40):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     trails = world.driver.ownership.copies.reported._trails  # private: no public figure
     assert sum(len(trail.links) for trail in trails.values()) <= 20
 

@@ -32,7 +32,7 @@ from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.simulated.world import World, one_row, rows_of, totals
 from tests.kit.state.faulty_store import FaultyStore
 from tests.kit.state.lagging_store import LaggingStore
 
@@ -264,13 +264,13 @@ def test_a_query_on_a_store_with_a_lagging_list_keeps_all_records(tmp_path: Path
     for version in range(40):
         if chance.random() < 0.3:
             world.start()
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
         everything = version % 3 == 0
         lagging.catch_up(lambda _, all_of_it=everything: all_of_it or chance.random() < 0.5)  # type: ignore[misc]
         history.look()
     lagging.catch_up()
     world.clock.advance(61)
-    world.batch(40, one(1))
+    world.batch(40, one_row(1))
     history.look()
     assert world.state("totals") == {"a": (41, 41)}
     assert len(world.memory.list("")) < 25

@@ -27,7 +27,7 @@ from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.simulated.world import World, one_row, rows_of, totals
 from tests.kit.state.drawn_records import attempt, drafted, grown, opened
 from tests.kit.state.faulty_store import Fault
 
@@ -273,7 +273,7 @@ def with_late_deletes(tmp_path: Path) -> World:
     world = World(tmp_path, operators=[totals()], executors=["1"])
     world.start(InlineBackground(deferred=True))
     for version in range(12):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     return world
 
 
@@ -287,7 +287,7 @@ def test_a_driver_whose_record_another_one_deleted_deletes_nothing_i4(tmp_path: 
     assert own is not None
     world.start()
     for version in range(12, 24):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     assert not {paths.record_name(own.sequence), paths.record_name(own.sequence + 1)} & {*world.memory.list("")}
     before = world.memory.requests["delete"]
     late.run()
@@ -301,12 +301,12 @@ def test_late_deletes_spare_a_recreated_log_i4(tmp_path: Path) -> None:
     late = world.background
     world.memory.delete(world.memory.list(""))
     world.start()
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     before = world.memory.list(paths.LOG)
     late.run()
     assert world.memory.list(paths.LOG) == before
     world.start()
-    world.batch(1, one(1))
+    world.batch(1, one_row(1))
     assert world.state("totals") == {"a": (2, 2)}
 
 
@@ -397,7 +397,7 @@ def grown_root(tmp_path: Path, **settings: Any) -> World:
     """Return a query whose first records are deleted, with an orphan of its first epoch."""
     world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
     for version in range(31):
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
     assert paths.record_name(0) not in world.memory.list(paths.LOG)
     world.memory.put_if_absent(named(1)[0], b"given up")
     return world
@@ -417,7 +417,7 @@ def test_deleted_records_are_not_read_after_an_unclear_record(tmp_path: Path, mo
         world.rest(2)
     world.store.heal()
     world.store.calls.clear()
-    assert [world.batch(version, one(1)).warnings for version in (31, 32)] == [(), ()]
+    assert [world.batch(version, one_row(1)).warnings for version in (31, 32)] == [(), ()]
     requested_names = {name for _, name in world.store.calls if name > paths.LOG}
     assert min(requested_names & {paths.record_name(sequence) for sequence in range(50)}) >= paths.record_name(
         first - 1
@@ -434,8 +434,8 @@ def test_the_scan_after_a_start_deletes_orphans(tmp_path: Path, more: int) -> No
     assert first is not None
     world.memory.delete([paths.record_name(sequence) for sequence in range(first, first + more)])
     world.start()
-    assert world.batch(31, one(1)).warnings == ()
-    assert world.batch(32, one(1)).warnings == ()
+    assert world.batch(31, one_row(1)).warnings == ()
+    assert world.batch(32, one_row(1)).warnings == ()
     assert named(1)[0] not in world.memory.list("")
     assert world.state("totals") == {"a": (33, 33)}
 
@@ -459,7 +459,7 @@ def test_a_late_record_below_the_log_is_ignored_and_deleted(
     if restart:
         world.start()
     for version in range(31, 41):
-        assert world.batch(version, one(1)).warnings == ()
+        assert world.batch(version, one_row(1)).warnings == ()
     assert not {named(1)[0], paths.record_name(sequence)} & {*world.memory.list("")}
     assert not restart or world.driver._log.first > sequence  # private: the driver's log
 
@@ -479,7 +479,7 @@ def test_a_lost_unneeded_record_frees_no_promised_objects(tmp_path: Path) -> Non
 
     while not unused():
         assert version < 60
-        world.batch(version, one(1))
+        world.batch(version, one_row(1))
         version, log = version + 1, world.log()
     assert log.tail is not None
     needed = log.manifest_of(log.read(log.tail.promised)).object_names()
@@ -507,12 +507,12 @@ def test_a_failed_scan_is_repeated_after_a_minute(tmp_path: Path) -> None:
     world.start()
     orphan, at_start = named(1)[0], Fault("unavailable", "list", "", skip=4)
     world.store.script(at_start)
-    world.batch(31, one(1))
-    warnings = world.batch(32, one(1)).warnings
+    world.batch(31, one_row(1))
+    warnings = world.batch(32, one_row(1)).warnings
     assert [w for w in warnings if "RIFFLE-0817" in w]
     assert orphan in world.memory.list("")
     world.clock.advance(60)
-    world.batch(33, one(1))
+    world.batch(33, one_row(1))
     assert orphan not in world.memory.list("")
 
 
@@ -560,7 +560,7 @@ def test_a_scan_reads_a_bounded_number_of_old_records(tmp_path: Path, monkeypatc
     for run in range(4):
         world.start()
         before = len(world.memory.list(paths.LOG))
-        world.batch(80 + run, one(1))
+        world.batch(80 + run, one_row(1))
         assert before - 40 <= len(world.memory.list(paths.LOG)) <= max(before - 20, 16 + 4)
     assert len(world.memory.list(paths.LOG)) <= 16 + 4
 
@@ -569,7 +569,7 @@ def test_damaged_sealed_output_of_a_retained_record_is_found_i5(tmp_path: Path) 
     """I5 includes sealed output, which no manifest lists: damage to it is found."""
     world = World(tmp_path, operators=[totals()], deliver_after_commit=True)
     history = History(world)
-    world.batch(0, one(1))
+    world.batch(0, one_row(1))
     history.look()
     tail = world.log().tail
     assert tail is not None

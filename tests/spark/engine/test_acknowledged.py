@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, arrow_function
 from riffle_spark.spark.engine import task
-from tests.kit.streams.streaming import Kept, settings_in
+from tests.kit.streams.streaming import CollectingSink, settings_in
 
 QUICK = socket.IPPROTO_TCP, getattr(socket, "TCP_QUICKACK", 0)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a word for it")
@@ -63,7 +63,7 @@ def test_a_slot_finds_its_socket_to_the_jvm(spark: SparkSession, tmp_path: Path)
         output = rows.select(["k"]).append_column("family", pa.array([family] * rows.num_rows, pa.int64()))
         return output, state.slice(0, 0)
 
-    sink = Kept()
+    sink = CollectingSink()
     compute = arrow_function(families, state=pa.schema([("nothing", pa.int64())]), output=output_schema)
     Stateful("families", "k", compute, settings=settings_in(tmp_path)).into(sink)(spark.range(3).toDF("k"), 0)
     families_found = {row["family"] for row in sink.latest("k").values()}

@@ -13,7 +13,7 @@ from riffle_spark import Stateful, aggregate, count, min_, sum_, transform_with_
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.processors.columns import Columns
 from tests.kit.streams import sparks_operator as native
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -39,7 +39,7 @@ def test_a_processor_gets_all_columns_whatever_the_case_of_its_key(
     spark: SparkSession, key: str, found: str, tmp_path: Path
 ) -> None:
     """A processor gets all columns of its rows, if its key is named in another case or is a field of a struct."""
-    sink = Kept()
+    sink = CollectingSink()
     operator = MAKE[FORM](Columns(), key=key, output=OUTPUT, settings=settings_in(tmp_path))
     run_to_end(stream(spark, tmp_path), operator.into(sink), tmp_path / "checkpoint")
     assert sink.latest("key") == {found: {"told": TOLD}}
@@ -49,7 +49,7 @@ def test_an_aggregate_finds_its_columns_in_any_case(spark: SparkSession, tmp_pat
     """An aggregate finds its key, order and value columns in any case. Columns that it does not use may be
     duplicates.
     """
-    sink = Kept()
+    sink = CollectingSink()
     totals = aggregate(n=count(), total=sum_("W"), of=min_("S.x"))
     operator = Stateful("totals", "USER", totals, order_by="S.X", settings=settings_in(tmp_path))
     rows = stream(spark, tmp_path).selectExpr("*", "user as w_text", "cast(7 as long) as w")
@@ -60,7 +60,7 @@ def test_an_aggregate_finds_its_columns_in_any_case(spark: SparkSession, tmp_pat
 @pytest.mark.long
 def test_duplicate_columns_are_allowed_without_an_offset_log(spark: SparkSession, tmp_path: Path) -> None:
     """Without an offset log, a batch is identified by the digest of its rows, which may have duplicate column names."""
-    sink = Kept()
+    sink = CollectingSink()
     rows = spark.createDataFrame([("ann", 1)], "user string, v long").selectExpr("user", "v", "v", "v + 1 as V")
     job = Stateful("totals", "user", aggregate(n=count()), settings=settings_in(tmp_path)).into(sink)
     job(rows, 0)

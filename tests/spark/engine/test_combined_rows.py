@@ -20,7 +20,7 @@ from riffle_spark.protocol.shards import Shards
 from riffle_spark.spark.compat.java import kind
 from riffle_spark.spark.engine import combined_rows, kept_plan
 from riffle_spark.spark.engine.combined_rows import Reductions, _as_partitioned, combinable
-from tests.kit.streams.streaming import Feed, Kept, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, settings_in
 from tests.kit.worker.slot_member import Member
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -57,7 +57,7 @@ def batch_of(spark: SparkSession, number: int, keys: int) -> DataFrame:
     return spark.createDataFrame(spark.sparkContext.parallelize(rows_of(number, keys), 2), SCHEMA)
 
 
-def job_in(folder: Path, sink: Kept) -> StatefulJob:
+def job_in(folder: Path, sink: CollectingSink) -> StatefulJob:
     """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), values=count("v"), total=sum_("v"), least=min_("v"), most=max_("v"))
     return Stateful("totals", "k", compute, settings=settings_in(folder)).into(sink)
@@ -80,7 +80,7 @@ def test_rows_are_combined_if_the_batch_before_had_many_rows_of_a_key(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
     """Batches have the right results, and reports count all rows, whether their rows were combined or not."""
-    rows, seen = Kept(), dict[str | None, list[int | None]]()
+    rows, seen = CollectingSink(), dict[str | None, list[int | None]]()
     job = job_in(tmp_path, rows)
     for number, keys in enumerate([4, 4, 4, 40, 40, 4]):
         job(batch_of(spark, number, keys), number)
@@ -97,7 +97,7 @@ def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
     """A sum is exact if it exceeds int64 in one input partition, and another partition compensates for it."""
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     values = [2**63 - 1] * 20 + [-(2**63) + 1] * 19 + [-(2**63) + 2]
     for number in range(3):
@@ -113,7 +113,7 @@ def test_another_layout_reuses_the_plan_of_combined_rows(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
     """A layout with another number of slots reuses the kept plan of combined rows."""
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(5):
         if number == 3:
@@ -215,7 +215,7 @@ def test_rows_are_grouped_once_before_the_shuffle(
         return planned(plan, *arguments)
 
     monkeypatch.setattr(kept_plan._KeptPlan, "plan_batch", planning)
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(5):
         job(batch_of(spark, number, 4), number)

@@ -21,7 +21,15 @@ from riffle_spark.process.blocks.block import Batch, BlockComputation, Declared,
 from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.state.log.record import Record
 from tests.kit.streams.newest_rows import assert_newest
-from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, records, run_to_end, settings_in, start
+from tests.kit.streams.streaming import (
+    QUERY_TIMEOUT_SECONDS,
+    CollectingSink,
+    Feed,
+    records,
+    run_to_end,
+    settings_in,
+    start,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -89,7 +97,7 @@ def counting(
     operator = Stateful(
         "seen", "k", compute or aggregate(rows=count()), settings=settings_in(folder), watermark=watermark
     )
-    return operator.into(Kept())
+    return operator.into(CollectingSink())
 
 
 def sparks_own(stream: DataFrame, folder: Path) -> tuple[list[int], list[int], DataFrame]:
@@ -123,7 +131,7 @@ def test_late_rows_and_watermarks_are_sparks_own(spark: SparkSession, tmp_path: 
     assert [report.late_rows for report in job.reports] == dropped
     assert [0, *(report.watermark_ms for report in job.reports)][: len(marks)] == marks
     ((_, kept),) = job.parts
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, CollectingSink)
     assert_newest(kept, stayed)
 
 

@@ -21,7 +21,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.engine import cluster, inventory, jvm
 from riffle_spark.spark.engine.task import RunReceipts
 from tests.kit.folders import APPS
-from tests.kit.streams.streaming import Feed, Kept, rest, run_to_end, running, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, rest, run_to_end, running, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +43,7 @@ def test_a_spark_without_the_placed_plan_gets_hash_placement(
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(3):
         feed.add(batch(number))
-    rows = Kept()
+    rows = CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(rows)
     with caplog.at_level(logging.WARNING, logger="riffle_spark"):
         run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
@@ -60,7 +60,7 @@ def test_snapshots_are_taken_without_placement(
     """If nothing can be placed, upkeep still takes snapshots, and no batch warns of a failed snapshot."""
     monkeypatch.setattr(jvm, "scala_seq", lambda gateway, items: gateway.org.apache.spark.riffle.NoSuchSeq(len(items)))
     settings = settings_in(tmp_path, snapshot_chain_links=3)
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
     for number in range(6):
         job(spark.range(24).selectExpr("id k"), number)
         rest(job)
@@ -83,7 +83,7 @@ def test_batches_run_on_a_spark_without_metrics_or_release_of_results(
         monkeypatch.setattr(jvm, name, no_such)
     monkeypatch.setattr(compat, "cogrouped_in_jvm", no_such)
     monkeypatch.setattr(RunReceipts, "addInPlace", lambda *known: known[1])
-    rows = Kept()
+    rows = CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(rows)
     with caplog.at_level(logging.WARNING, logger="riffle_spark"):
         job(spark.range(24).selectExpr("id k"), 0)
@@ -132,7 +132,7 @@ def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.needs_spark4("local checkpoints on Spark Connect")
 def test_a_batch_needs_no_jvm(spark: SparkSession, tmp_path: Path) -> None:
     """Without the JVM, state is kept, and a repeated batch is recognised by the digest of its rows."""
-    sink, settings = Kept(), settings_in(tmp_path, key_groups=16)
+    sink, settings = CollectingSink(), settings_in(tmp_path, key_groups=16)
     job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
     for batch_id in (0, 1, 1):
         job(spark.range(30).selectExpr("id % 3 AS k", f"{batch_id}L AS v"), batch_id)
@@ -152,7 +152,7 @@ def test_without_a_jvm_the_query_of_a_batch_must_be_the_only_one(spark: SparkSes
     rates = spark.readStream.format("rate").load()
     with pytest.raises(ConfigError, match="RIFFLE-0303"):
         riffle_spark.on(rates, root=f"file://{tmp_path}/state")
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(CollectingSink())
     writer = rates.writeStream.format("noop")
     queries = [writer.option("checkpointLocation", f"{tmp_path}/{number}").start() for number in range(2)]
     try:

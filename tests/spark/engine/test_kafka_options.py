@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.spark.engine.kafka import KafkaSource, kafka_of, unbounded_batches
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -71,7 +71,7 @@ def test_a_job_runs_without_the_racks_of_a_kafka_that_does_not_answer(
 ) -> None:
     """If Kafka cannot tell its racks, a warning names its topics and servers, and the batch is committed."""
     settings = settings_in(tmp_path, rack_aware_assignment_strategy="min_traffic", member_racks=(("*", "a"),))
-    kept = Kept()
+    kept = CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
     with caplog.at_level(logging.WARNING, logger="riffle_spark"):
         run_to_end(stream(spark, feed, subscribe="clicks"), job, tmp_path / "c")

@@ -24,7 +24,7 @@ from riffle_spark.spark.engine import jvm, kept_output, kept_plan
 from riffle_spark.spark.engine.combined_rows import Reductions
 from riffle_spark.spark.engine.stage_frames import StoredResult
 from riffle_spark.worker.result_chunks import CHUNK_ROWS
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in, stored_rdds
+from tests.kit.streams.streaming import CollectingSink, Feed, run_to_end, settings_in, stored_rdds
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
@@ -60,7 +60,7 @@ def rows_of(spark: SparkSession, number: int, columns: str = SCHEMA) -> DataFram
     return spark.createDataFrame([(k, number) for k in range(5 + number)], columns)
 
 
-def job_in(folder: Path, sink: Kept, **changes: object) -> StatefulJob:
+def job_in(folder: Path, sink: CollectingSink, **changes: object) -> StatefulJob:
     """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), total=sum_("v"))
     return Stateful("totals", "k", compute, settings=settings_in(folder, **changes)).into(sink)
@@ -88,7 +88,7 @@ def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
 
     monkeypatch.setattr(compat.SlotCall, "copied", copying)
     monkeypatch.setattr(kept_plan._KeptPlan, "plan_batch", planning)
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(2):
         job(rows_of(spark, number), number)
@@ -105,7 +105,7 @@ def test_batches_after_the_first_reuse_the_plan(
     """Batches after the first reuse the plan and get their own rows, function and counts, with and without adaptive
     execution.
     """
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     spark.conf.set(ADAPTIVE, adaptive)
     for number in range(3):
@@ -140,10 +140,10 @@ def test_stores_of_one_key_read_the_input_once(
     jobs.
     """
     monkeypatch.setattr(Reductions, "combines", lambda _, store: combines and store == "by_k")
-    by_k, other_of_k, by_w = Kept(), Kept(), Kept()
+    by_k, other_of_k, by_w = CollectingSink(), CollectingSink(), CollectingSink()
     called: list[str] = []
 
-    def noted(name: str, sink: Kept) -> Callable[[DataFrame, int], None]:
+    def noted(name: str, sink: CollectingSink) -> Callable[[DataFrame, int], None]:
         def write(rows: DataFrame, batch_id: int) -> None:
             called.append(name)
             sink(rows, batch_id, "")
@@ -184,7 +184,7 @@ def test_a_transformed_batch_gets_its_own_plan(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], other: str
 ) -> None:
     """A batch that the user has transformed, or that has other columns, gets its own plan."""
-    rows = Kept()
+    rows = CollectingSink()
     job, expected = job_in(tmp_path, rows), dict[object, int]()
     for number in range(3):
         batch = OTHERS[other](rows_of(spark, number), number)
@@ -201,7 +201,7 @@ def test_a_plan_that_no_longer_works_is_counted_in_the_report(
     """If Spark's plan nodes differ, each batch is planned anew with the same results, and the report counts these
     batches.
     """
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(4):
         if number == 2:
@@ -218,7 +218,7 @@ def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
     """If the plan of a sink's rows fails, Spark analyses it in each batch, the sink gets the same rows, and the report
     counts these batches.
     """
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(5):
         if number == 2:
@@ -231,7 +231,7 @@ def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
 @pytest.mark.long
 def test_another_layout_reuses_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
     """A layout with another number of slots reuses the plan with another exchange, and all rows are counted."""
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(5):
         if number == 2:
@@ -258,7 +258,7 @@ def test_slots_that_swap_their_key_groups_get_the_rows_of_these(
         return replace(layout, slots=slots) if is_swapped else layout
 
     monkeypatch.setattr(Ownership, "layout_for", swapping)
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(4):
         job(rows_of(spark, number), number)
@@ -271,7 +271,7 @@ def test_a_plan_for_one_slot_is_reused_for_two_slots(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
     """A plan that was made for one slot also routes rows to two slots."""
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(4):
         if number == 1:
@@ -289,7 +289,7 @@ def test_a_plan_by_partition_is_reused_until_the_topic_grows(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
     """With dispatch by partition the plan is reused until the topic gets another partition."""
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows, dispatch="partition")
     for number in range(4):
         partitions = 2 + number // 2
@@ -299,7 +299,7 @@ def test_a_plan_by_partition_is_reused_until_the_topic_grows(
     assert len(reused) == 2
 
 
-def totals(rows: Kept) -> dict[object, Any]:
+def totals(rows: CollectingSink) -> dict[object, Any]:
     """Return the newest total of each key."""
     return {k: values["total"] for k, values in rows.latest("k").items()}
 
@@ -316,7 +316,7 @@ def test_a_cached_batch_is_read_from_the_cache_with_its_own_plan(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
     """A batch that the user cached is read from the cache with its own plan. The other batches reuse the kept plan."""
-    rows = Kept()
+    rows = CollectingSink()
     job = job_in(tmp_path, rows)
     for number in range(5):
         batch, seen = nanoseconds(spark), totals(rows)
@@ -337,7 +337,7 @@ def test_a_job_in_a_users_thread_reuses_the_plan(spark: SparkSession, tmp_path: 
     """A job that is called in a user's thread without an active session reuses the plan, and leaves the thread without
     one.
     """
-    job = job_in(tmp_path, Kept())
+    job = job_in(tmp_path, CollectingSink())
     assert spark._jvm is not None
     sessions = getattr(spark._jvm, compat.CLASSIC).SparkSession
 
@@ -377,7 +377,7 @@ def test_results_of_a_query_are_stored_without_a_plan(
     stored = stored_rdds(monkeypatch)
     persisted = spark.sparkContext._jsc.getPersistentRDDs
     before = set(persisted())
-    feed, rows = Feed(tmp_path / "in", SCHEMA), Kept()
+    feed, rows = Feed(tmp_path / "in", SCHEMA), CollectingSink()
     keys = range(20 * CHUNK_ROWS)
     for number in range(3):
         feed.add({"k": k, "v": number} for k in keys)
@@ -387,7 +387,7 @@ def test_results_of_a_query_are_stored_without_a_plan(
     assert [report.plan_fallbacks for report in job.reports] == [0, 0, 0]
     assert rows.latest("k") == {k: {"rows": 3, "total": 3} for k in keys}
     assert set(persisted()) <= before
-    called = job_in(tmp_path / "called", Kept())
+    called = job_in(tmp_path / "called", CollectingSink())
     for number in range(2):
         called(rows_of(spark, number), number)
     assert len(stored) == 2
@@ -404,7 +404,7 @@ def test_lost_receipts_are_read_from_the_stored_rows(
         return receipts(result, accumulated[:slots], slots)
 
     monkeypatch.setattr(StoredResult, "receipts", losing)
-    feed, sinks = Feed(tmp_path / "in", SCHEMA), {"a": Kept(), "b": Kept()}
+    feed, sinks = Feed(tmp_path / "in", SCHEMA), {"a": CollectingSink(), "b": CollectingSink()}
     for number in range(2):
         feed.add({"k": k, "v": number} for k in range(10))
     compute = aggregate(rows=count(), total=sum_("v"))
@@ -434,7 +434,7 @@ def test_files_and_broadcasts_of_later_batches_reach_the_function(
         keys = rows["k"].unique()
         return pa.table({"k": keys, "n": [value] * len(keys)}, OUTPUT), state.slice(0, 0)
 
-    rows = Kept()
+    rows = CollectingSink()
     compute = arrow_function(read, state=pa.schema([("nothing", pa.int64())]), output=OUTPUT)
     job = Stateful("sent", "k", compute, settings=settings_in(tmp_path)).into(rows)
     for number in range(4):

@@ -15,7 +15,7 @@ from riffle_spark import Stateful, StatefulJob, aggregate, count
 from riffle_spark.observe.readings import readings
 from riffle_spark.observe.totals import totals
 from riffle_spark.spark.engine.metrics_source import source_name
-from tests.kit.streams.streaming import Feed, Kept, running, settings_in, wait_for
+from tests.kit.streams.streaming import CollectingSink, Feed, running, settings_in, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
@@ -44,7 +44,7 @@ def start(spark: SparkSession, folder: Path, name: str | None) -> tuple[Stateful
     feed = Feed(folder / "in", "k string")
     for _ in range(2):
         feed.add({"k": f"secret{n}"} for n in range(10))
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(folder)).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(folder)).into(CollectingSink())
     writer = feed.stream(spark).writeStream.foreachBatch(job).option("checkpointLocation", str(folder / "checkpoint"))
     query = (writer.queryName(name) if name else writer).start()
     wait_for(lambda: len(job.reports) == 2 or not query.isActive, "two batches")
@@ -93,7 +93,7 @@ def test_a_restarted_query_has_a_source_with_totals_from_zero(spark: SparkSessio
     feed = Feed(tmp_path / "in", "k string")
     for number in range(2):
         feed.add({"k": f"k{n}"} for n in range(10))
-        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
         writer = feed.stream(spark).writeStream.queryName("again").foreachBatch(job)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         try:

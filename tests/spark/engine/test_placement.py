@@ -25,7 +25,7 @@ from riffle_spark.spark.engine.routing import arrow_schema
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
 from riffle_spark.spark.job_wiring import home_of
 from tests.kit.streams.placed_frames import built_frames
-from tests.kit.streams.streaming import Kept, job_group, settings_in
+from tests.kit.streams.streaming import CollectingSink, job_group, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 MASTER = "local-cluster[3,1,600]"
@@ -56,7 +56,7 @@ class Slots:
         self._home = replace(home, live=frozenset(f"{home.application}/{executor.id}" for executor in executors))
         self._operator: Operator = operator_of("totals", ["k"], aggregate(rows=count()), (), arrow_schema(rows(spark)))
         self._frames = PlacedFrames()
-        self.kept = Kept()
+        self.kept = CollectingSink()
 
     def work(self, batch: DataFrame) -> SparkWork:
         """Return the work of one batch."""
@@ -178,7 +178,7 @@ def test_a_job_follows_its_executors(
     chance, live = random.Random(6), [executors]
     built = built_frames(monkeypatch)
     monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
-    sink = Kept()
+    sink = CollectingSink()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
     for _ in range(4):
         others = [e for e in (executors, executors[:2], executors[1:], executors[::2]) if e != live[-1]]

@@ -26,7 +26,7 @@ from tests.kit.processors.visit_processors import Visits
 from tests.kit.simulated.world import World, rows_of
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, idiom_result
-from tests.kit.streams.streaming import Kept, rest, settings_in
+from tests.kit.streams.streaming import CollectingSink, rest, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sink_idioms)  # Python workers cannot import a test's module.
@@ -128,7 +128,7 @@ def test_a_batch_with_lost_rows_reruns_even_if_the_sink_wraps_the_error(spark: S
 @pytest.mark.long
 def test_a_sink_that_releases_all_cached_rdds_fails_with_this_cause(spark: SparkSession, tmp_path: Path) -> None:
     """A sink that releases all cached RDDs fails with an error that names this cause and not lost executors."""
-    kept = Kept()
+    kept = CollectingSink()
 
     def sink(rows: DataFrame, batch_id: int) -> None:
         drop_all_rdds(spark)

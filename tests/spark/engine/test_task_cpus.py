@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.spark.engine import inventory
-from tests.kit.streams.streaming import Kept, settings_in
+from tests.kit.streams.streaming import CollectingSink, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 
@@ -22,7 +22,7 @@ def test_task_cpus_limit_the_number_of_slots(spark: SparkSession, tmp_path: Path
     settings = settings_in(tmp_path)
     (executor,) = inventory.await_executors(spark, settings, expected=1)
     assert executor.cores == 2
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(CollectingSink())
     job(spark.range(100).selectExpr("id % 10 k"), 0)
     (report,) = job.reports
     assert (report.slots, report.rows, report.misses) == (2, 100, 0)

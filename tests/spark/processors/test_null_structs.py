@@ -24,7 +24,7 @@ from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
 from riffle_spark.spark.processors.pandas_output import PandasOptions, PandasOutput
 from riffle_spark.testing import Harness
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, run_to_end, settings_in
 
 STRUCT = "struct<a: bigint not null, t: string not null>"
 OUTPUT = f"k string, v {STRUCT}, vs array<{STRUCT}>"
@@ -136,7 +136,7 @@ def in_spark(name: str, folder: Path) -> Stateful:
 @pytest.mark.sample("pandas")
 def test_sparks_sinks_get_null_structs_after_a_restart(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Spark's sinks get NULL structs after a restart without local copies."""
-    feed, sink = Feed(tmp_path / "in", "k string, n long"), Kept()
+    feed, sink = Feed(tmp_path / "in", "k string, n long"), CollectingSink()
     for first in (1, 3):
         for n in (first, first + 1):
             feed.add([{"k": k, "n": n + at} for at, k in enumerate("ab")])

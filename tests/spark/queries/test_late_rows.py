@@ -37,7 +37,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     return made
 
 
-class Kept:
+class LateRowsSink:
     """A sink of late rows that keeps batch, delivery id and seconds of each delivery. The sink of results may fail."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], list[list[int]]]] = {
 
 
 def run(
-    query: Callable[[DataFrame], DataFrame], feed: Feed, spark: SparkSession, folder: Path, kept: Kept,
+    query: Callable[[DataFrame], DataFrame], feed: Feed, spark: SparkSession, folder: Path, kept: LateRowsSink,
     late_rows: str | Callable[..., object] | None, **settings: object,
 ) -> None:  # fmt: skip
     """Run a query over all files."""
@@ -99,7 +99,7 @@ def run(
 def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A function gets the late rows of each batch, and is not called for a batch without late rows."""
     query, expected = QUERIES[name]
-    kept = Kept()
+    kept = LateRowsSink()
 
     run(query, feed, spark, tmp_path, kept, kept.late)
 
@@ -109,7 +109,7 @@ def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, 
 @pytest.mark.long
 def test_a_repeated_batch_delivers_the_same_late_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """If the sink of results fails after the commit, the late rows are delivered again with the same delivery id."""
-    kept = Kept()
+    kept = LateRowsSink()
     kept.failures = 1
 
     with pytest.raises(StreamingQueryException, match="the sink is not there"):
@@ -126,7 +126,7 @@ def test_late_rows_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Pat
 
     A query that has started without a side output can add one.
     """
-    kept, folder = Kept(), f"{tmp_path}/late"
+    kept, folder = LateRowsSink(), f"{tmp_path}/late"
     kept.failures = 2
 
     for late_rows in (None, folder):

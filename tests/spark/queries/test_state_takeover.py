@@ -24,7 +24,7 @@ from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.queries.stored_stages import check_mode, check_stored
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import make_recorded_text
-from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
+from tests.kit.streams.streaming import CollectingSink, Feed, committed, run_to_end, settings_in
 
 BATCHES: list[list[tuple[str, int | None]]] = [
     [("a", 1), ("b", 2), ("a", 3)],
@@ -52,7 +52,7 @@ class TotalsFeed:
         """Run the job over all new rows."""
         compute = aggregate(visits=count(), total=sum_("n"), mean=mean("n"), most=max_("n"))
         totals = Stateful("totals", "page", compute, settings=settings_in(self.folder))
-        run_to_end(self.feed.stream(self.spark), totals.into(Kept()), self.checkpoint)
+        run_to_end(self.feed.stream(self.spark), totals.into(CollectingSink()), self.checkpoint)
 
     def run_query(self, **options: str) -> None:
         """Run the query over all new rows."""

@@ -13,8 +13,8 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_schemas import can_become
 from riffle_spark.state.formats.arrow_values import check_buffers, readable_row, readable_rows
 from riffle_spark.testing import Harness
-from tests.kit.fuzz.kept_values import keep
 from tests.kit.fuzz.odd_values import VARIANTS, raw_values
+from tests.kit.fuzz.round_trips import round_trips
 
 EXAMPLES = 200
 LATIN = pa.array([b"caf\xe9", b"\xff", None, b"ok"], pa.binary()).view(pa.string())
@@ -26,7 +26,7 @@ NO_DAY = pa.Array.from_buffers(pa.date64(), 1, [None, pa.py_buffer(b"\x01" + b"\
 def test_generated_values_are_sealed_and_read_again(tmp_path: Path) -> None:
     """Generated keys, values and order columns are sealed and read again, also after local copies are lost."""
     (tmp_path / "keys").write_text("a = AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n")
-    result = keep(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
+    result = round_trips(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
     assert result.findings == []
     assert result.examples == EXAMPLES
     assert set(result.by_variant) == set(VARIANTS)

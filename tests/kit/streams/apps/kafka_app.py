@@ -16,7 +16,7 @@ import riffle_spark
 from riffle_spark import Stateful, StatefulJob, aggregate, count, last
 from riffle_spark.spark.queries.stream_query import StreamQuery
 from tests.kit.quiet import KeptWarnings
-from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Kept, running, settings_in, start
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, CollectingSink, running, settings_in, start
 
 BOUND = {"maxOffsetsPerTrigger": "40"}
 AT_LEAST = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "1s"}
@@ -53,7 +53,7 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
         source = source.option("subscribe", topic).option("startingOffsets", "earliest").options(**options)
         events = source.load().selectExpr("cast(key as string) k", "cast(value as string) v", "partition", "offset")
         warnings.messages.clear()
-        sink = Kept()
+        sink = CollectingSink()
         begin = wrapped if name.startswith("wrapped") else by_job
         query, job = begin(events, sink, folder / str(number), trigger)
         if trigger is ALWAYS:
@@ -79,7 +79,9 @@ def source_lags(reports: Path) -> list[int]:
     ]
 
 
-def by_job(events: DataFrame, sink: Kept, folder: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
+def by_job(
+    events: DataFrame, sink: CollectingSink, folder: Path, trigger: dict[str, Any]
+) -> tuple[StreamingQuery, StatefulJob]:
     """Start a job in ``foreachBatch``, and return the query and the job."""
     compute = aggregate(rows=count(), last=last("v"))
     order = ["partition", "offset"]
@@ -88,7 +90,9 @@ def by_job(events: DataFrame, sink: Kept, folder: Path, trigger: dict[str, Any])
     return start(events, job, folder / "checkpoint", **trigger), job
 
 
-def wrapped(events: DataFrame, sink: Kept, folder: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
+def wrapped(
+    events: DataFrame, sink: CollectingSink, folder: Path, trigger: dict[str, Any]
+) -> tuple[StreamingQuery, StatefulJob]:
     """Start a wrapped query, and return the query and its job."""
 
     def keep(rows: DataFrame, batch_id: int) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count, last, switch_dispatch
-from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Kept, records, settings_in, start
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, CollectingSink, records, settings_in, start
 
 OLD, NEW, ROWS = range(6), (12, 13, 22, 23), 5
 PHASES = (("partition", OLD), ("partition", (*OLD, *NEW)), ("key_group", (*OLD, *NEW)), ("hashed", (*OLD, *NEW)))
@@ -44,7 +44,7 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
-    sink, before = Kept(), "partition"
+    sink, before = CollectingSink(), "partition"
     for phase, (dispatch, numbers) in enumerate(PHASES):
         if phase == 1:
             KafkaAdminClient(bootstrap_servers=bootstrap).create_partitions({TOPIC: NewPartitions(4)})

@@ -24,13 +24,13 @@ from riffle_spark.state.formats.key_codec import encode_keys, normalise_zeros
 from riffle_spark.testing import Harness
 from tests.kit.fuzz.odd_values import ROWS, Example, drawn_example, raw_values
 
-__all__ = ["Kept", "keep"]
+__all__ = ["RoundTrips", "round_trips"]
 
 _VALUES_A_RUN = 48
 
 
 @dataclass
-class Kept:
+class RoundTrips:
     """The result: the number of examples that were sealed and read, by variant, and the examples that changed."""
 
     examples: int = 0
@@ -38,9 +38,9 @@ class Kept:
     findings: list[str] = field(default_factory=list)
 
 
-def keep(count: int, seed: int, keys: str | None = None) -> Kept:
+def round_trips(count: int, seed: int, keys: str | None = None) -> RoundTrips:
     """Seal and read ``count`` examples and return the result. If ``keys`` is set, every second run is encrypted."""
-    result = Kept()
+    result = RoundTrips()
     number = 0
     while result.examples < count and len(result.findings) < 8:
         chance = random.Random(f"{seed}/{number}")
