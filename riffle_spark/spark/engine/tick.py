@@ -252,7 +252,8 @@ def _advances_watermark(batch: DataFrame, watermark_ms: int) -> bool:
 def _admit_latest(batch: DataFrame, stream: Any) -> None:
     """Make a run of ``availableNow`` read the newest tick.
 
-    Up to Spark 4.0, such a run wraps the stream and reads it only up to the offset at the start of the run.
+    Spark 3.5 wraps a stream that does not support the trigger, and reads it only up to the offset at the start of the
+    run. Later versions of Spark's stream in memory support the trigger.
     """
     if handles.looked_up(_jvm(batch.sparkSession), "java.lang.Class", "forName")(_AVAILABLE_NOW).isInstance(stream):
         return
