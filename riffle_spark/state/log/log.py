@@ -10,9 +10,9 @@ Theory of operation:
 
 A sweep deletes old records. So a driver that was suspended for long may find its next number free again, although other
 drivers have continued. Then its own newest record is deleted, unless a late put restored it, and later records exist.
-So if the last check is ``SURE_SECONDS`` ago, the driver also checks its newest record, before the sink and after the
-put. A sweep keeps records that are younger than twice ``SURE_SECONDS``. Clocks must differ by less than
-``SURE_SECONDS``.
+If the root was restored from a backup, another driver's record may have the number of its newest record. So if the last
+check is ``SURE_SECONDS`` ago, the driver also reads its newest record, before the sink and after the put. A sweep keeps
+records that are younger than twice ``SURE_SECONDS``. Clocks must differ by less than ``SURE_SECONDS``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -324,10 +324,16 @@ class Log:
         # The clock may have been set back, so the absolute difference is used.
         if max(map(abs, map(sub, self._clocks(), self._checked_at))) < SURE_SECONDS:
             return False
-        if self.tail is not None and not self._store.exists(paths.record_name(self.tail.sequence)):
+        if self._tail is not None and not self._is_stored(self._tail):
             return True
         is_last = self._store.list(paths.LOG)[-1:] <= [paths.record_name(self._next_sequence())]
         return not is_last and not (own_digest and self._is_followed(own_digest))
+
+    def _is_stored(self, tail: _Tail) -> bool:
+        """Return whether the log has this record. A root that was restored from a backup may have another one."""
+        name = paths.record_name(tail.record.sequence)
+        data = self._commits.get(name)
+        return data is not None and (digest(data) == tail.digest or not is_record(data, name))
 
     def _is_followed(self, own_digest: str) -> bool:
         """Return whether another driver has continued from the record with this digest, put after ``tail``."""
