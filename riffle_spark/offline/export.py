@@ -256,10 +256,13 @@ def load_state(
 
 
 def _open_or_begin(root: str, key_groups: int, options: StoreOptions, encryption_keys: str | None) -> OpenRoot:
-    """Open a root with state, or an empty root with a first record that is not written yet."""
+    """Open a root with state, or an empty root with a first record that is not written yet.
+
+    Snapshots of an interrupted load do not count.
+    """
     objects = open_store(root, options)
     log = Log(objects, root, machine_clocks)
-    if objects.list("") or log.open() is not None:
+    if not all(map(paths.is_of_first_version, objects.list(""))) or log.is_started():
         return open_root(root, options, encryption_keys)
     keygroups.check_total(key_groups)
     stamp = Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)

@@ -272,6 +272,24 @@ def test_a_store_is_loaded_under_another_name_next_to_existing_stores(tmp_path: 
         assert export_state(query.root, "copy", str(tmp_path / "copy")).rows == 2
 
 
+def test_an_interrupted_load_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that dies before its record leaves snapshots in the new root. The same command completes it."""
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS) as query, Harness(operator, ROWS) as new:
+        query.feed(pa.table({"id": [b"a", b"b"], "n": [1, 2]}, schema=ROWS))
+        export_state(query.root, "totals", str(tmp_path / "out"))
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Log, "append", die)
+            load_state(new.root, str(tmp_path / "out"), WHY, key_groups=8, execute=True)
+        assert open_store(new.root).list("totals/")
+        moved(query, tmp_path, new)
+        assert contents(new) == contents(query)
+
+
 def test_an_incomplete_or_damaged_export_is_refused(tmp_path: Path) -> None:
     """An incomplete or damaged export, and a target folder that is not empty, are refused."""
     operator = Stateful("totals", "id", aggregate(visits=count()))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from operator import sub
 
-from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Kind, Record, decode, digest, encode, is_record
@@ -129,6 +129,20 @@ class Log:
                 id="RIFFLE-0402",
             ) from error
         return record
+
+    def is_started(self) -> bool:
+        """Return whether the root has a log. If so, open it.
+
+        A crash may have left snapshots of a first version, which is committed by the first record of a log. The next
+        try ignores them, and scans of later drivers delete them. Raises the errors of ``open``.
+        """
+        try:
+            return self.open() is not None
+        except ConfigError:
+            names = {*self._store.list("")} - paths.REPLACED
+            if all(map(paths.is_of_first_version, names)):
+                return False
+            raise
 
     def _has_later(self, newest: int) -> bool:
         """Return whether there are records after ``newest``. The next records may already be deleted."""
