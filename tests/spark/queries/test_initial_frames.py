@@ -75,9 +75,10 @@ def test_a_start_that_died_while_it_wrote_the_initial_state_is_repeated(
     def die(*_: object) -> None:
         raise RuntimeError("the driver is killed")
 
-    with monkeypatch.context() as patch, pytest.raises(StreamingQueryException, match="killed"):
-        patch.setattr(seeding, "commit_first_version", die)
+    monkeypatch.setattr(seeding, "commit_first_version", die)
+    with pytest.raises(StreamingQueryException, match="killed"):
         run(spark, feed, tmp_path, by_page, {"aggregate.page": frame})
+    monkeypatch.undo()
     assert run(spark, feed, tmp_path, by_page, {"aggregate.page": frame}) == [
         {"page": "a", "visits": 11, "total": 101},
         {"page": "c", "visits": 1, "total": 5},

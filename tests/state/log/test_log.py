@@ -388,7 +388,7 @@ def test_a_rollback_is_refused_if_a_record_has_a_far_number() -> None:
     ],
 )
 def test_only_snapshots_of_a_first_version_are_ignored_before_the_log_starts(name: str, starts: bool) -> None:
-    """A root with snapshots of a first version whose writer died has no log. Other objects without a log are refused."""
+    """A root with snapshots of a first version whose writer died has no log. Other objects are refused."""
     store = MemoryStore()
     assert not Log(store, ROOT).is_started()
     store.put_if_absent(name, b"")
