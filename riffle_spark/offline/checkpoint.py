@@ -165,15 +165,19 @@ class Checkpoint:
         """Make ``version`` the last committed batch, with the offset-log entry ``offsets``. Return the steps taken.
 
         Later entries are removed newest first, so that a crash leaves a visible gap. Correct files stay. A commit that
-        has to be written gets the watermark that Spark stored with the offsets. Spark also reads the entry of the batch
-        before, so ``previous_offsets`` are written if the checkpoint moves forward. With ``runs_again`` the batch
-        before is the last committed batch, and Spark runs ``version`` again.
+        has to be written gets the watermark that Spark stored with the offsets. If the checkpoint has other offsets of
+        ``version``, its commit has the watermark of another history, so it is removed first. Spark also reads the entry
+        of the batch before, so ``previous_offsets`` are written. With ``runs_again`` the batch before is the last
+        committed batch, and Spark runs ``version`` again.
         """
         committed = version - 1 if runs_again and offsets is not None else version
-        steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
+        is_other_history = offsets is not None and self.offsets(version) not in {None, offsets}
+        steps = self._remove_after("commits", version - 1 if is_other_history else committed)
+        steps += self._remove_after("offsets", version)
         if version >= 0 and offsets is not None:
             if version > 0:
-                steps += self._ensure_entry("offsets", version - 1, previous_offsets or offsets, replace=False)
+                previous = previous_offsets or offsets
+                steps += self._ensure_entry("offsets", version - 1, previous, replace=previous_offsets is not None)
             steps += self._ensure_entry("offsets", version, offsets)
             if committed >= 0:
                 committed_offsets = (previous_offsets or offsets) if committed < version else offsets

@@ -19,7 +19,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import UNREADABLE, ConfigError, ConflictError, CorruptStateError
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
 from riffle_spark.offline.recovery import Plan
-from riffle_spark.offline.reshard import scratch_folder, shard_rows
+from riffle_spark.offline.reshard import SharedKey, scratch_folder, shard_rows
 from riffle_spark.offline.state_edits import Editor, OpenRoot, open_root
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.state.formats.arrow_schemas import inner_types
@@ -236,11 +236,14 @@ def load_state(
     with translated_errors(opened_root.log, f"load store {export.store!r}", ConflictError), scratch_folder() as folder:
         rows = _rows_of_files(objects, export, schema)
         by_key = lambda _, keys: keygroups.key_groups(keys.columns, total)  # noqa: E731
-        for key_group, state in shard_rows(schema, rows, by_key, folder):
-            entries[key_group] = Entry(
-                _put(opened_root, schema, key_group, state, execute), timer_ms=schema.earliest_ms(state)
-            )
-            row_count += state.num_rows
+        try:
+            for key_group, state in shard_rows(schema, rows, by_key, folder):
+                entries[key_group] = Entry(
+                    _put(opened_root, schema, key_group, state, execute), timer_ms=schema.earliest_ms(state)
+                )
+                row_count += state.num_rows
+        except SharedKey as error:
+            raise _shared_key_error(export.store, error) from error
         manifest = opened_root.log.manifest.with_entries({(export.store, kg): entry for kg, entry in entries.items()})
         if execute:
             opened_root.log.append(_draft(opened_root, export, editor, row_count), Manifest(manifest.entries))
@@ -255,11 +258,27 @@ def load_state(
     return Plan(tuple(steps), execute, opened_root.tail.version, opened_root.tail.offsets, next_step)
 
 
+def _shared_key_error(store: str, error: SharedKey) -> ConflictError:
+    """Return the error for a key that has state in two key-groups of an export."""
+    # Cause: The exported query had dispatch = partition or hashed, and the key had rows in two partitions.
+    return ConflictError(
+        f"Key {error.key} of store {store!r} has state in two key-groups of the export, {error.shards[0]} and "
+        f"{error.shards[1]}, which cannot be merged.",
+        remedy="Delete the key in the exported query (riffle state delete), export the store again, and load it into "
+        "an empty root.",
+        where=store,
+        id="RIFFLE-1792",
+    )
+
+
 def _open_or_begin(root: str, key_groups: int, options: StoreOptions, encryption_keys: str | None) -> OpenRoot:
-    """Open a root with state, or an empty root with a first record that is not written yet."""
+    """Open a root with state, or an empty root with a first record that is not written yet.
+
+    Snapshots of an interrupted load do not count.
+    """
     objects = open_store(root, options)
     log = Log(objects, root, machine_clocks)
-    if objects.list("") or log.open() is not None:
+    if not all(map(paths.is_of_first_version, objects.list(""))) or log.is_started():
         return open_root(root, options, encryption_keys)
     keygroups.check_total(key_groups)
     stamp = Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)

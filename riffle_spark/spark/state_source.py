@@ -14,6 +14,9 @@ from riffle_spark.spark.state_request import StateRequest, parse_options, read_p
 
 _BATCH = "batch"
 _ROLLBACKS = "rollbacks"
+_QUERY = "query"
+_Offset = dict[str, Any]
+"""The last batch whose changes were read, the number of the query's rollbacks, and the id of the query."""
 
 
 class StateSource(DataSource):
@@ -75,18 +78,18 @@ class ChangesReader(DataSourceStreamReader):
     def __init__(self, request: StateRequest) -> None:
         self._request = request
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - the signature of pyspark
+    def initialOffset(self) -> _Offset:  # noqa: N802 - the signature of pyspark
         """Return the batch before ``changeStartBatchId``, or the newest batch: then only later changes are read."""
         newest = self.latestOffset()
         first = self._request.first_batch
         return newest if first is None else {**newest, _BATCH: first - 1}
 
-    def latestOffset(self) -> dict[str, int]:  # noqa: N802 - the signature of pyspark
-        """Return the newest batch, and the number of the query's rollbacks."""
+    def latestOffset(self) -> _Offset:  # noqa: N802 - the signature of pyspark
+        """Return the newest batch, the number of the query's rollbacks, and the query's id."""
         record = replace(self._request).table.view.record
-        return {_BATCH: record.version, _ROLLBACKS: record.rollbacks}
+        return {_BATCH: record.version, _ROLLBACKS: record.rollbacks, _QUERY: record.query_id}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+    def partitions(self, start: _Offset, end: _Offset) -> list[InputPartition]:
         """Return a partition for each piece of the changes after ``start``, up to ``end``."""
         if start[_ROLLBACKS] != end[_ROLLBACKS]:
             # Cause: Changes of batches that were rolled back may have been read.
@@ -96,7 +99,18 @@ class ChangesReader(DataSourceStreamReader):
                 where=self._request.root,
                 id="RIFFLE-1569",
             )
-        if start[_BATCH] >= end[_BATCH]:
+        query = start.get(_QUERY, end[_QUERY])  # earlier versions did not store it
+        if query != end[_QUERY] or start[_BATCH] > end[_BATCH]:
+            # Cause: `riffle adopt` bound the state to another query, which numbers its batches anew. Or the root was
+            # restored from a backup.
+            raise ConfigError(
+                f"This stream has read the changes up to batch {start[_BATCH]} of query {query}, but the state is at "
+                f"batch {end[_BATCH]} of query {end[_QUERY]}.",
+                remedy="Start another stream, with a new checkpoint, from the state or from a retained batch.",
+                where=self._request.root,
+                id="RIFFLE-1791",
+            )
+        if start[_BATCH] == end[_BATCH]:
             return []
         return [InputPartition(piece) for piece in self._request.between(start[_BATCH] + 1, end[_BATCH]).split()]
 

@@ -12,12 +12,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.private_folders import is_private
 from riffle_spark.settings import Settings
 from riffle_spark.state.copies.abandoned import process_name, remove_folders
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim_folder
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, parse_keys, read_key_source
@@ -172,13 +174,22 @@ def entry_at(home: Home, sequence: int, address: Address, head: Head) -> Entry:
     """Return a key-group's entry in the log's record ``sequence``.
 
     ``head`` is the head that it must have. If the cached manifest has another one, it is read again: a root that was
-    restored from a backup reuses numbers under the same log id.
+    restored from a backup reuses numbers under the same log id. Raises ``OutOfDate`` if the record has another one too.
     """
     entry = manifest_at(home, sequence).entry(*address)
-    if entry.head == head:
-        return entry
-    _manifests.clear()
-    return manifest_at(home, sequence).entry(*address)
+    if entry.head != head:
+        _manifests.clear()
+        entry = manifest_at(home, sequence).entry(*address)
+    if entry.head != head:
+        # Cause: The root was restored from a backup while this driver ran, and a newer driver wrote the record.
+        raise OutOfDate(
+            f"Record {sequence} has another state of store {address[0]!r}, key-group {address[1]}, than the driver's.",
+            remedy="Stop this query if another driver runs on its root. Otherwise do nothing, because the batch runs "
+            "again.",
+            where=paths.record_name(sequence),
+            id="RIFFLE-1790",
+        )
+    return entry
 
 
 def executor_id() -> str:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark import Stateful, aggregate, count, max_, sum_, transform_with_state
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.offline.export import EXPORT_FILE, export_state, load_state
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.state_edits import Editor
@@ -270,6 +270,40 @@ def test_a_store_is_loaded_under_another_name_next_to_existing_stores(tmp_path: 
         query.feed(ids(1))
         assert query.state()[(b"\x01\x00\xff",)] == {"visits": 2}
         assert export_state(query.root, "copy", str(tmp_path / "copy")).rows == 2
+
+
+def test_an_interrupted_load_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that dies before its record leaves snapshots in the new root. The same command completes it."""
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS) as query, Harness(operator, ROWS) as new:
+        query.feed(pa.table({"id": [b"a", b"b"], "n": [1, 2]}, schema=ROWS))
+        export_state(query.root, "totals", str(tmp_path / "out"))
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Log, "append", die)
+        with pytest.raises(KeyboardInterrupt):
+            load_state(new.root, str(tmp_path / "out"), WHY, key_groups=8, execute=True)
+        monkeypatch.undo()
+        assert open_store(new.root).list("totals/")
+        moved(query, tmp_path, new)
+        assert contents(new) == contents(query)
+
+
+def test_a_key_in_two_key_groups_of_an_export_is_refused(tmp_path: Path) -> None:
+    """An export of a query that was dispatched by partition may have a key twice. It is not loaded."""
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS) as query, Harness(operator, ROWS) as new:
+        query.feed(pa.table({"id": [b"a"], "n": [1]}, schema=ROWS))
+        out = tmp_path / "out"
+        export_state(query.root, "totals", str(out))
+        (file,) = out.glob("part-*.parquet")
+        (out / "part-00100-0.parquet").write_bytes(file.read_bytes())
+        body = json.loads((out / "_riffle.json").read_text())
+        (out / "_riffle.json").write_text(json.dumps({**body, "files": [file.name, "part-00100-0.parquet"]}))
+        with pytest.raises(ConflictError, match=r"RIFFLE-1792.*id = b'a'"):
+            load_state(new.root, str(out), WHY, key_groups=8, execute=True)
 
 
 def test_an_incomplete_or_damaged_export_is_refused(tmp_path: Path) -> None:

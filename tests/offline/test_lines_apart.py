@@ -76,6 +76,28 @@ def test_a_root_restored_from_before_a_rollback_is_refused_with_a_remedy(world: 
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
+@pytest.mark.parametrize("target", ["discarded record", "restored root"])
+def test_a_rollback_to_another_history_replaces_its_watermark(world: World, checkpoint: Path, target: str) -> None:
+    """A rollback to another history writes its offsets and its watermark. Otherwise Spark drops rows as too late."""
+    last = BATCHES - 1
+    entry = 'v1\n{"batchWatermarkMs":5}\n'
+    world.batch(BATCHES, one(1), offsets=f"{entry}{BATCHES}")
+    discarded = newest(world)
+    backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
+    taken_another_way(world, checkpoint)
+    world.batch(BATCHES, one(1), offsets=f"{entry}others")
+    commit_batch(checkpoint, BATCHES, f"{entry}others", watermark_ms=9_000)
+    to = f"record:{discarded}" if target == "discarded record" else BATCHES
+    if target == "restored root":
+        world.memory.delete(world.memory.list(""))
+        for name, data in backup.items():
+            world.memory.put_if_absent(name, data)
+    rollback(world.home.root, to, str(checkpoint), execute=True)
+    assert (checkpoint / "offsets" / str(BATCHES)).read_text() == f"{entry}{BATCHES}"
+    assert (checkpoint / "commits" / str(BATCHES)).read_text() == 'v1\n{"nextBatchWatermarkMs":5}'
+    assert (checkpoint / "offsets" / str(last)).read_text() == f"offsets-{last}"
+
+
 def test_concurrent_rollbacks_end_in_one_history_or_are_refused(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ from tests.kit.state.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 CREATION_REQUESTS = [
-    (method, call) for method, calls in {"list": 2, "head": 2, "get": 4, "put": 3}.items() for call in range(calls)
+    (method, call) for method, calls in {"list": 2, "head": 1, "get": 5, "put": 3}.items() for call in range(calls)
 ]
 """The requests of ``create``: the method, and the number of the request among those of its method."""
 

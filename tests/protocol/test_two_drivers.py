@@ -9,7 +9,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.testing import SimWork
 from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import World, one_row
+from tests.kit.simulated.world import Crash, World, one_row
 from tests.kit.state.faulty_store import Fault
 
 STEPS = ("before run", "after seal", "after sink", "after record")
@@ -212,3 +212,36 @@ def test_a_driver_that_paused_until_records_were_deleted_is_fenced_i4(
     assert world.memory.list("log/") == log[0]
     assert world.state("totals") == {"a": (41, 41)}
     assert len(world.sinks["totals"].calls) == 41 + (step == "after sink"), "only a paused sink was called"
+
+
+@pytest.mark.parametrize("step", ["before run", "after sink"])
+def test_a_driver_that_paused_while_the_root_was_restored_is_fenced_i4(world: World, step: str) -> None:
+    """I4: during a long pause the root is restored from a backup, and another driver's record gets the number of the
+    first driver's newest record. The first driver is fenced and commits nothing.
+    """
+    for version in range(3):
+        world.batch(version, one_row(1))
+    backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
+    world.batch(3, one_row(10))
+    first = world.driver, world.run_id
+
+    def restore_root() -> None:
+        world.at_step = {}
+        world.memory.delete(world.memory.list(""))
+        for name, data in backup.items():
+            world.memory.put_if_absent(name, data)
+        world.start()
+        world.crash_at = "before run"
+        with pytest.raises(Crash):
+            world.batch(3, one_row(1))
+        world.clock.advance(60)
+        second.extend([world.driver, world.run_id])
+        world.driver, world.run_id = first
+
+    second: list[object] = []
+    world.at_step = {step: restore_root}
+    with pytest.raises(FencedError, match=r"RIFFLE-0208|RIFFLE-0422"):
+        world.batch(4, one_row(100))
+    world.driver, world.run_id = second  # type: ignore[assignment]
+    world.batch(3, one_row(1))
+    assert world.state("totals") == {"a": (4, 4)}

@@ -12,11 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import read_state, register_state_source, state_frame
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError
+from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.spark.state_request import StateRequest, parse_options
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.variable_kinds import TIMER
 from tests.kit.root_commands import read_json
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.world import World, rows_of, two_stores
 from tests.protocol.test_encrypted_query import EncryptedQuery
 from tests.testing.test_harness_processors import baskets, took
@@ -244,11 +246,35 @@ def test_a_stream_of_changes_continues_unless_the_query_is_rolled_back(world: Wo
     assert [(row["batch_id"], row["k"], row["count"]) for row in rows] == [(4, "k0", 2)]
     started = StateSource({**options, "changeStartBatchId": "2"}).streamReader(source.schema())
     assert started.initialOffset() == {**before, "batch": 1}
-    rolled_back = {name: number + (name == "rollbacks") for name, number in before.items()}
     with pytest.raises(ConfigError, match="RIFFLE-1569"):
-        reader.partitions(before, rolled_back)
+        reader.partitions(before, {**before, "rollbacks": before["rollbacks"] + 1})
     with pytest.raises(ConfigError, match="RIFFLE-1568"):
         StateSource({"path": world.home.root, "store": "totals"}).streamReader(source.schema())
+
+
+@pytest.mark.needs_spark4("data sources in Python")
+@pytest.mark.parametrize("cause", ["adopt", "restore"])
+def test_a_stream_of_changes_ends_if_batches_are_numbered_anew(world: World, tmp_path: Path, cause: str) -> None:
+    """After an adopt, or a restore of the root, batches get numbers that a stream has read. It fails instead of
+    leaving their changes out.
+    """
+    from riffle_spark.spark.state_source import StateSource
+
+    backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
+    world.batch(4, rows_of(("k0", 1, 1)))
+    source = StateSource({"path": world.home.root, "store": "totals", "readChangeFeed": "true"})
+    reader = source.streamReader(source.schema())
+    before = reader.latestOffset()
+    if cause == "adopt":
+        adopt(world.home.root, str(written_checkpoint(tmp_path / "new", 2, "another")), execute=True)
+    else:
+        world.memory.delete(world.memory.list(""))
+        for name, data in backup.items():
+            world.memory.put_if_absent(name, data)
+    with pytest.raises(ConfigError, match="RIFFLE-1791"):
+        reader.partitions(before, reader.latestOffset())
+    old = {name: value for name, value in before.items() if name != "query"}
+    assert reader.partitions(old, {**before, "query": "another"}) == []
 
 
 def test_a_change_feed_needs_a_first_batch_and_takes_no_keys(world: World) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import CorruptStateError
+from riffle_spark.errors import CorruptStateError, OutOfDate
 from riffle_spark.messages.upkeep_orders import Follow
 from riffle_spark.private_folders import make_private
 from riffle_spark.settings import SETTING_LINES as LINES
@@ -21,6 +21,7 @@ from riffle_spark.worker.member_folders import (
     LOCAL_EXECUTOR,
     _executor,
     _executor_id,
+    entry_at,
     folder_of,
     manifest_at,
     options_of,
@@ -106,6 +107,16 @@ def test_cached_records_are_not_used_for_a_restored_root(tmp_path: Path) -> None
     cut = cut_to_last(upkept.place.entries[1], 1)
     assert run_upkeep(replace(upkept.order(follows=(Follow(STORE, 1, cut),)), sequence=2), "1").errors == ()
     assert upkept.held(1) == {"k": 3}
+
+
+def test_a_record_of_another_driver_is_not_used(tmp_path: Path) -> None:
+    """After a restore another driver's record may have a driver's number. The first driver uses no entry of it."""
+    upkept = UpkeepMember(tmp_path)
+    upkept.place.seal(0, {1: {"k": 1}})
+    upkept.log()
+    other_head = upkept.place.entries[1].head._replace(version=5)
+    with pytest.raises(OutOfDate, match="RIFFLE-1790"):
+        entry_at(upkept.home, 1, (STORE, 1), other_head)
 
 
 def test_only_equal_options_share_a_store() -> None:

@@ -119,5 +119,6 @@ def _roots_of_same_stores(home: Home, query: NewQuery) -> Iterator[OpenedRoot]:
 
 
 def _open(home: Home, root: str) -> OpenedRoot:
-    """Open the log of a root, and return the root with the newest record."""
-    return OpenedRoot(root, Log(open_store(root, home.options), root).open())
+    """Open the log of a root, and return the root with the newest record, ``None`` if it has no log yet."""
+    log = Log(open_store(root, home.options), root)
+    return OpenedRoot(root, log.tail if log.is_started() else None)

@@ -2,8 +2,8 @@
 
 1. Spark computes the key-group of each row. One task gets all rows of a key-group, one key-group after the other.
 2. The task makes the state, one key-group at a time, and puts a snapshot of each. No row reaches the driver.
-3. The driver appends one record that lists all snapshots. Without this record they have no effect, and the next driver
-   deletes them.
+3. The driver appends one record that lists all snapshots. Without this record they have no effect. After a crash the
+   snapshots are written again, and a later scan deletes those of the first try.
 """
 
 import time
@@ -21,13 +21,12 @@ from riffle_spark.process.stages.rows_to_state import BufferFolding, state_of_ro
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.spark.engine.jvm import context
 from riffle_spark.spark.engine.task import with_offsets
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import StoreSchema, with_encryption_key
 
-_EPOCH = 1
-"""The epoch of the record and in the names of the snapshots. The first driver's claim has the next one."""
 _TASKS_PER_CORE = 4
 _KEY_GROUP = "key_group"
 
@@ -71,7 +70,7 @@ def write_first_version(home: Home, total: int, version: int, stores: Sequence[F
     for rows in stores:
         text = with_encryption_key(rows.text, home.key) if home.key else rows.text
         store = rows.schema.store
-        order = FirstVersionOrder(home, store, rows.schema.to_text(), total, version, _EPOCH)
+        order = FirstVersionOrder(home, store, rows.schema.to_text(), total, version, paths.FIRST_VERSION_EPOCH)
         schemas[store] = text
         row_counts[store] = 0
         for written in _write_store(order, rows):
@@ -168,7 +167,7 @@ def commit_first_version(log: Log, written: FirstVersion, base: Record) -> Recor
     draft = replace(
         base,
         kind="adopt",
-        epoch=_EPOCH,
+        epoch=paths.FIRST_VERSION_EPOCH,
         schemas=written.schemas,
         row_counts=dict(written.row_counts),
     )

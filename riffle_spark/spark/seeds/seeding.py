@@ -3,7 +3,7 @@
 1. At the start of the query the frames are compared with its stores.
 2. Before the query's first batch their rows are written as the first version of its stores, without any batch.
 3. A root that already has state, also from an earlier start that seeded it, stays as it is. So the argument may stay in
-   the code.
+   the code. If the driver dies while it writes, the next start writes all rows again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ class _Seeder:
         home = home_of(spark, settings)
         log = Log(open_store(home.root, home.options), home.root, machine_clocks)
         query_id = tick.query_id_in(spark, self.checkpoint)
-        if log.open() is not None or query_id is None:
+        if query_id is None or log.is_started():
             return
         written = write_first_version(home, settings.key_groups, -1, self.rows)
         commit_first_version(log, written, new_draft(query_id, settings.key_groups))

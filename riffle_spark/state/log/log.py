@@ -10,16 +10,16 @@ Theory of operation:
 
 A sweep deletes old records. So a driver that was suspended for long may find its next number free again, although other
 drivers have continued. Then its own newest record is deleted, unless a late put restored it, and later records exist.
-So if the last check is ``SURE_SECONDS`` ago, the driver also checks its newest record, before the sink and after the
-put. A sweep keeps records that are younger than twice ``SURE_SECONDS``. Clocks must differ by less than
-``SURE_SECONDS``.
+If the root was restored from a backup, another driver's record may have the number of its newest record. So if the last
+check is ``SURE_SECONDS`` ago, the driver also reads its newest record, before the sink and after the put. A sweep keeps
+records that are younger than twice ``SURE_SECONDS``. Clocks must differ by less than ``SURE_SECONDS``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import sub
 
-from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Kind, Record, decode, digest, encode, is_record
@@ -129,6 +129,20 @@ class Log:
                 id="RIFFLE-0402",
             ) from error
         return record
+
+    def is_started(self) -> bool:
+        """Return whether the root has a log. If so, open it.
+
+        A crash may have left snapshots of a first version, which is committed by the first record of a log. The next
+        try ignores them, and scans of later drivers delete them. Raises the errors of ``open``.
+        """
+        try:
+            return self.open() is not None
+        except ConfigError:
+            names = {*self._store.list("")} - paths.REPLACED
+            if all(map(paths.is_of_first_version, names)):
+                return False
+            raise
 
     def _has_later(self, newest: int) -> bool:
         """Return whether there are records after ``newest``. The next records may already be deleted."""
@@ -324,10 +338,16 @@ class Log:
         # The clock may have been set back, so the absolute difference is used.
         if max(map(abs, map(sub, self._clocks(), self._checked_at))) < SURE_SECONDS:
             return False
-        if self.tail is not None and not self._store.exists(paths.record_name(self.tail.sequence)):
+        if self._tail is not None and not self._is_stored(self._tail):
             return True
         is_last = self._store.list(paths.LOG)[-1:] <= [paths.record_name(self._next_sequence())]
         return not is_last and not (own_digest and self._is_followed(own_digest))
+
+    def _is_stored(self, tail: _Tail) -> bool:
+        """Return whether the log has this record. A root that was restored from a backup may have another one."""
+        name = paths.record_name(tail.record.sequence)
+        data = self._commits.get(name)
+        return data is not None and (digest(data) == tail.digest or not is_record(data, name))
 
     def _is_followed(self, own_digest: str) -> bool:
         """Return whether another driver has continued from the record with this digest, put after ``tail``."""

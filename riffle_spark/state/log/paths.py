@@ -13,7 +13,7 @@ Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names s
 """
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.objects.place import Place
@@ -42,6 +42,10 @@ _DELTA = re.compile(r"delta/(\d{20})/((\d+)-[0-9a-f]{32})\Z")
 _SAVEPOINT = re.compile(r"savepoints/(\d{20})-(\d+)-[0-9a-f]{32}\Z")
 _MERGED = re.compile(rf"{_MERGED_FOLDER}/((\d{{20}})-(\d+)-[0-9a-f]{{32}})\Z")
 _SNAPSHOT = re.compile(r"([^/]+)/key_group=(\d{4,})/snapshot/((\d{20})-(\d+)-[0-9a-f]{32})\Z")
+
+
+FIRST_VERSION_EPOCH: Final = 1
+"""The epoch of a first version, which no batch computed. The first driver's claim has the next one."""
 
 
 def check_store_name(name: str) -> str:
@@ -209,3 +213,9 @@ def parse_object_name(name: str) -> ObjectName | None:
     if match := _SAVEPOINT.match(name):
         return ObjectName("savepoint", int(match[1]), int(match[2]))
     return None
+
+
+def is_of_first_version(name: str) -> bool:
+    """Return whether an object may be a snapshot of a store's first version, which the first record of a log lists."""
+    object_name = parse_object_name(name)
+    return object_name is not None and object_name.kind == "snapshot" and object_name.epoch == FIRST_VERSION_EPOCH

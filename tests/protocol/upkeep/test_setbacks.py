@@ -100,7 +100,8 @@ def test_an_unreadable_snapshot_causes_a_bounded_number_of_rounds(tmp_path: Path
     rounds.take()
     reports = long_run(world)
     assert TRIES <= rounds.take() <= BOUND
-    gets = sum(report.upkeep_requests.get("get", 0) for report in reports)
+    # Each batch reads the newest record, because the batch before was more than a minute ago.
+    gets = sum(report.upkeep_requests.get("get", 0) - 1 for report in reports)
     assert gets <= BOUND * world.settings.key_groups * 2
     assert warnings(reports, "truncated or altered")
 

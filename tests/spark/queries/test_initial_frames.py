@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.seeds import seeding
 from tests.kit.streams.streaming import Feed, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -61,6 +63,25 @@ def test_an_aggregate_starts_from_its_initial_frame_once(spark: SparkSession, fe
     assert run(spark, feed, tmp_path, by_page, {"aggregate.page": frame.limit(0)}) == [
         {"page": "a", "visits": 12, "total": 102},
         {"page": "b", "visits": 21, "total": 201},
+    ]
+
+
+def test_a_start_that_died_while_it_wrote_the_initial_state_is_repeated(
+    spark: SparkSession, feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver dies before the record of the initial state. The next start writes the initial state again."""
+    frame = spark.createDataFrame([("a", 10, 100)], "page string, visits long, total long")
+
+    def die(*_: object) -> None:
+        raise RuntimeError("the driver is killed")
+
+    monkeypatch.setattr(seeding, "commit_first_version", die)
+    with pytest.raises(StreamingQueryException, match="killed"):
+        run(spark, feed, tmp_path, by_page, {"aggregate.page": frame})
+    monkeypatch.undo()
+    assert run(spark, feed, tmp_path, by_page, {"aggregate.page": frame}) == [
+        {"page": "a", "visits": 11, "total": 101},
+        {"page": "c", "visits": 1, "total": 5},
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
+from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import log as log_file
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
@@ -377,3 +377,23 @@ def test_a_rollback_is_refused_if_a_record_has_a_far_number() -> None:
     with pytest.raises(CorruptStateError, match="RIFFLE-0413") as caught:
         Log(store, ROOT).open(broken=True)
     assert caught.value.where == far
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [
+        (paths.snapshot_name("totals", 3, paths.snapshot_id(-1, f"1-{'0' * 32}")), True),
+        (paths.snapshot_name("totals", 3, paths.snapshot_id(4, f"2-{'0' * 32}")), False),
+        (paths.delta_name(0, f"1-{'0' * 32}"), False),
+    ],
+)
+def test_only_snapshots_of_a_first_version_are_ignored_before_the_log_starts(name: str, starts: bool) -> None:
+    """A root with snapshots of a first version whose writer died has no log. Other objects are refused."""
+    store = MemoryStore()
+    assert not Log(store, ROOT).is_started()
+    store.put_if_absent(name, b"")
+    if starts:
+        assert not Log(store, ROOT).is_started()
+    else:
+        with pytest.raises(ConfigError, match="RIFFLE-0411"):
+            Log(store, ROOT).is_started()

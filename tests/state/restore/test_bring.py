@@ -20,6 +20,7 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import AdvanceCounts, StackKeeper
 from riffle_spark.state.restore.stack_parts import _merge_start
 from tests.kit.state.drawn_records import attempt
+from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import SCHEMA, Place, rows_of_copy
 from tests.kit.state.stack_changes import part
 
@@ -228,3 +229,26 @@ def test_merges_are_split_into_blocks_of_bounded_size(monkeypatch: pytest.Monkey
     sizes = [[number for number, _, _ in block] for block in stack_parts._split_by_size(merges)]
     assert sizes == [[0, 1], [2, 3, 4], [5]]
     assert next(iter(stack_parts._split_by_size(merges[:2]))) == merges[:2]
+
+
+def test_a_copy_that_another_driver_replaced_meanwhile_stays_as_it_is(place: Place) -> None:
+    """I2: while a task fetches a delta, a newer driver's task restores the copy to another head. The first task reads
+    its own rows, and does not add its delta to the other copy.
+    """
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    before = place.entries, place.wanted
+    place.entries = {}
+    place.wanted = {}
+    place.seal(5, {1: {"z": 9}}, epoch=2)
+    newer = place.entries
+    place.entries, place.wanted = before
+    (link,) = place.seal(1, {1: {"b": 2}})
+
+    def restore(_: float) -> None:
+        place.keeper(epoch=2).advance(newer)
+
+    place.store.script(Fault("slow", "get", link.object))
+    place.store._sleep = restore  # Another task restores the copy while this call is slow.
+    place.bring()
+    assert place.local(1) == (newer[1].head, {"z": 9})
