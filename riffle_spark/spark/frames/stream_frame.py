@@ -298,7 +298,7 @@ def on(
     if initial_state is not None and not isinstance(initial_state, Mapping):
         raise ConfigError(
             f"initial_state is a {type(initial_state).__name__}, not a dictionary.",
-            remedy="Pass a frame by store: initial_state={'aggregate.page': frame}.",
+            remedy="Pass a dictionary from the name of each store, such as 'aggregate.page', to its frame.",
             where="initial_state",
             id="RIFFLE-1782",
         )
