@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from riffle_spark.errors import ConfigError
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNIT_NAMES = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 _LONGEST_SECONDS = 36_500 * 86_400.0
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
@@ -76,7 +77,7 @@ def seconds(low: float) -> Range:
     """Return a check for durations of at least ``low`` seconds, as a number or as text with a unit."""
     allowed = (
         f"a duration of at least {low:g} s and at most 36500 d, as seconds or as text such as '10 min' "
-        "(units: ms, s, min, h, d)"
+        "or '10 minutes' (units: ms, s, min, h, d, second, minute, hour, day)"
     )
 
     def check(value: Value) -> Value:
@@ -99,7 +100,8 @@ def _duration_text(value: Value) -> str:
 def _duration(text: str) -> float | None:
     """Return the seconds in a text such as ``10 min``, or ``None`` if it is not a duration."""
     match = _DURATION.match(text)
-    unit = _UNITS.get(match[2] or "s") if match else None
+    name = match[2] if match else ""
+    unit = _UNITS.get(name or "s") or _UNIT_NAMES.get(name.removesuffix("s"))
     try:
         return float(match[1]) * unit if match and unit else None
     except ValueError:

@@ -262,3 +262,15 @@ def test_the_signature_shows_what_the_constructor_accepts() -> None:
     assert str(parameters["num_standbys"]) == "num_standbys: int = 0"
     assert "retained_for: float | str = 3600.0" in str(inspect.signature(Settings.__init__))
     assert Settings(retained_for="2 h", balance_band="30 %", member_racks={"10.*": "a"}).retained_for == 7200
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5m", 300), ("1 second", 1), ("10 minutes", 600), ("1 hour", 3600), ("2 days", 172_800), ("1.5 hours", 5400)],
+)
+def test_a_duration_may_have_the_names_of_units_that_spark_uses(text: str, seconds: float) -> None:
+    """Users of ``withWatermark`` and ``trigger`` write ``10 minutes``, so settings accept that, too."""
+    assert Settings(retained_for=text).retained_for == seconds
+    for wrong in ("1 month", "1 s s", "2 hourss", "5 ms s", "1 mins"):
+        with pytest.raises(ConfigError, match="RIFFLE-0249"):
+            Settings(retained_for=wrong)

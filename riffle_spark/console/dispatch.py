@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from riffle_spark.console.options import root_options, show_plan, usage_errors
+from riffle_spark.console.options import root_options, show_plan, usage_errors, warn_if_running
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import DISPATCHES, Settings
 
@@ -50,6 +50,7 @@ def dispatch_command(
 
     with usage_errors():
         function: PartitionOf | None = load_function(partition_of, "--partition-of") if partition_of else None
+    warn_if_running(root, options_of(settings))
     plan = switch_dispatch(
         root,
         to,
@@ -70,6 +71,8 @@ def keys_command(root: str, settings: Settings, execute: bool, as_json: bool, re
     from riffle_spark.offline.switch import switch_keys
     from riffle_spark.worker.member_folders import options_of
 
+    if rewrite:
+        warn_if_running(root, options_of(settings))
     plan = switch_keys(
         root,
         options=options_of(settings),

@@ -2,7 +2,7 @@
 
 import click
 
-from riffle_spark.console.options import check_root, echo, root_options, show_plan, usage_errors
+from riffle_spark.console.options import check_root, root_options, show_offsets, show_plan, usage_errors
 from riffle_spark.settings import Settings
 
 
@@ -41,5 +41,5 @@ def fork_command(
     options = options_of(settings)
     plan = fork(root, new_root, targets[0], options=options, execute=execute)
     show_plan(plan, as_json=as_json)
-    if plan.offsets and not as_json:
-        echo(f"The state is at these offsets. The new query must start there:\n{plan.offsets}")
+    if not as_json:
+        show_offsets(plan)

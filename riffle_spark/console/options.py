@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from riffle_spark.errors import ConfigError, RefusedError
+from riffle_spark.errors import ConfigError, RefusedError, RiffleError
 from riffle_spark.printable import LINE_BREAKS, escape_unprintable
 from riffle_spark.settings import Settings, from_sources
 
@@ -142,6 +142,33 @@ def show_plan(plan: "Plan", *, as_json: bool) -> None:
         echo("Nothing was changed. Add --execute to execute these steps.")
     elif plan.next_step:
         echo(escape_unprintable(f"Done: the steps above were executed. {plan.next_step}"))
+
+
+def show_offsets(plan: "Plan") -> None:
+    """Print the offsets at which a new query must start, a line per source. Spark's other lines are left out."""
+    from riffle_spark.protocol.source_lag import offsets_of_entry
+
+    if plan.offsets:
+        lines = "\n".join(offsets_of_entry(plan.offsets) or [plan.offsets])
+        echo(f"The state is at these offsets, one line per source. The new query must start there:\n{lines}")
+
+
+def warn_if_running(root: str, options: "StoreOptions", remedy: str = "Stop the query first.") -> None:
+    """Warn on standard error if the query below a root runs by its status. The command's record would fence it."""
+    from riffle_spark.observe.units import show_duration
+    from riffle_spark.offline.root_status import read_status
+
+    try:
+        state = read_status(root, options)
+    except RiffleError:
+        return  # The command itself reports what is wrong with the root.
+    if state.health in ("ok", "behind", "paused"):
+        # Cause: The status of the driver is fresh, and says neither that the query has stopped nor that it has failed.
+        echo(
+            f"[RIFFLE-1783] The query runs: its status is {show_duration(state.status_age or 0.0)} old. The steps of "
+            f"this command stop it with an error.\n  What to do: {remedy}",
+            err=True,
+        )
 
 
 def echo(text: object, *, err: bool = False) -> None:

@@ -6,10 +6,11 @@ from riffle_spark.console.options import (
     check_folder,
     check_location,
     checkpoint_option,
-    echo,
     root_options,
+    show_offsets,
     show_plan,
     usage_errors,
+    warn_if_running,
 )
 from riffle_spark.settings import DISPATCHES, Settings
 
@@ -61,6 +62,7 @@ def adopt_command(  # noqa: PLR0913 - the command's options
     from riffle_spark.worker.member_folders import options_of
 
     check_location(checkpoint, options_of(settings))
+    warn_if_running(root, options_of(settings))
     plan = recovery.adopt(
         root,
         checkpoint,
@@ -72,8 +74,8 @@ def adopt_command(  # noqa: PLR0913 - the command's options
         execute=execute,
     )
     show_plan(plan, as_json=as_json)
-    if plan.offsets and not as_json:
-        echo(f"The state is at these offsets. The new query must start there:\n{plan.offsets}")
+    if not as_json:
+        show_offsets(plan)
 
 
 @click.command("rollback")
@@ -121,4 +123,5 @@ def rollback_command(
         parse_target(target)
     options = options_of(settings)
     check_location(checkpoint, options)
+    warn_if_running(root, options)
     show_plan(recovery.rollback(root, target, checkpoint, options=options, execute=execute), as_json=as_json)

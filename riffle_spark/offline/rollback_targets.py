@@ -142,9 +142,9 @@ def _find_record(log: Log, tail: Record, sequence: int) -> Record:
     if not tail.promised <= sequence <= tail.sequence:
         # Cause: Retention deleted the older records.
         raise ConfigError(
-            f"Cannot roll back to record {sequence}: only records {tail.promised} to {tail.sequence} are retained.",
+            f"Record {sequence} is not retained. Retained records: {tail.promised} to {tail.sequence}.",
             remedy="Choose one of these records. Raise retained_versions to keep more in future.",
-            where="--to",
+            where=f"record {sequence}",
             id="RIFFLE-0131",
         )
     return log.read(sequence)
@@ -173,9 +173,9 @@ def _find_batch_record(log: Log, tail: Record, version: int) -> Record:
         remedy += f" Or return to savepoint {savepoint}, which keeps this batch (--to-savepoint)."
     # Cause: Retention deleted the records of this batch, or they are damaged.
     raise ConfigError(
-        f"Cannot roll back to batch {version}: no intact record of it is retained. Retained batches: {retained}.",
+        f"No intact record of batch {version} is retained. Retained batches: {retained}.",
         remedy=remedy,
-        where="--to",
+        where=f"batch {version}",
         id="RIFFLE-0132",
     )
 

@@ -99,7 +99,7 @@ def all_disks_refused_error(error: errors.LocalDiskError) -> errors.LocalDiskErr
     """Return the error of a batch for which the disk of every executor refuses. ``error`` is the last disk's error."""
     return errors.LocalDiskError(
         f"The local disk of every executor refuses: {error.problem}",
-        remedy=f"{error.remedy} Or add an executor. Then restart the query. Nothing was committed.",
+        remedy=f"{error.remedy} Or add an executor. Then start the query again. The batch was not committed.",
         where=error.where,
         id="RIFFLE-0514",
     )

@@ -14,7 +14,7 @@ state, or the owner of another task in the batch does.
 """
 _COLUMNS: Final = ("policy", "rebalances", "moves", "MB fetched", "stopped", "longest", "rows waiting")
 _NOTE: Final = (
-    "stopped: task-seconds; longest: seconds for which one task stood; MB fetched: by owners, warm-ups and standbys"
+    "stopped: task-seconds; longest: seconds that one task was stopped; MB fetched: by owners, warm-ups and standbys"
 )
 _MB: Final = 1e6
 

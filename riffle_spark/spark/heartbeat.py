@@ -67,7 +67,7 @@ def interval_ms(text: str, where: str) -> int:
     >>> interval_ms("10 minutes", "watermark")
     600000
     """
-    lower = text.lower()
+    lower = str(text).lower()  # A number of seconds is refused, too.
     parts = re.findall(_PART, lower) if _WHOLE.match(lower) else []
     lengths = [_UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s")) for _, unit in parts]
     if not parts or None in lengths:

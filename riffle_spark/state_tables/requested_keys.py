@@ -52,6 +52,13 @@ class RequestedKeys:
 def requested_keys(keys: Keys, schema: StoreSchema) -> RequestedKeys:
     """Return the keys in the columns of a store's key. Raises ``ConfigError`` if a key does not fit them."""
     kinds = schema.key
+    if isinstance(keys, str | bytes | Mapping):
+        raise ConfigError(
+            f"keys = {str(keys)[:80]!r} is one key, not a list of keys.",
+            remedy="Put the key into a list: keys=['ann'].",
+            where="keys",
+            id="RIFFLE-1781",
+        )
     try:
         if isinstance(keys, pa.Table | pa.RecordBatch):
             columns = [cast_column(keys.column(field.name), field.type) for field in kinds]

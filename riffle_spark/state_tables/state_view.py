@@ -112,10 +112,18 @@ class StateView:
             return names[0]
         if store in names:
             return str(store)
+        if not names:
+            # Cause: The state before the first batch has no stores.
+            raise ConfigError(
+                f"The state of batch {self.record.version} has no stores.",
+                remedy="Choose a later batch, or wait until the query has run one.",
+                where=self.root.root,
+                id="RIFFLE-1785",
+            )
         problem = "The store is not named, but the query has several." if store is None else f"Unknown store {store!r}."
         raise ConfigError(
-            f"{problem} Stores of batch {self.record.version}: {', '.join(names) or 'none'}.",
-            remedy="Name one of them." if names else "Wait until the query has run a batch.",
+            f"{problem} Stores of batch {self.record.version}: {', '.join(names)}.",
+            remedy="Name one of them.",
             where=self.root.root,
             id="RIFFLE-1550",
         )

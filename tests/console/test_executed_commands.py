@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.kit.root_commands import read_json, run_command
+from tests.kit.root_commands import read_json, run_command, write_status
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.world import World, feed_six_keys, totals
 
@@ -43,6 +44,19 @@ NEXT_STEPS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]], str]] = {
     "set": ("state set", lambda _: (*EDIT, "--value", '{"total": 7}'), "Start the query."),
     "purge": ("state delete", lambda _: (*EDIT, "--purge"), "Start the query."),
 }
+
+
+@pytest.mark.parametrize("name", NEXT_STEPS)
+def test_a_command_warns_if_the_query_runs(name: str, world: World, tmp_path: Path) -> None:
+    """The record of these commands fences a running driver. So the plan warns if the status says that one runs."""
+    command, arguments, _ = NEXT_STEPS[name]
+    words = (*command.split(), world.home.root, *arguments(tmp_path / "checkpoint"))
+    for changes, runs in (({}, True), ({"state": "stopped"}, False), ({"time_ms": 1}, False)):
+        write_status(world, **changes)
+        planned = run_command(*words)
+        assert planned.exit_code == 0, planned.output
+        assert ("RIFFLE-1783" in planned.stderr) == runs
+        assert json.loads(run_command(*words, "--json").stdout)["executed"] is False
 
 
 @pytest.mark.parametrize("name", NEXT_STEPS)

@@ -129,7 +129,7 @@ def test_a_query_is_rolled_back_to_and_forked_from_a_savepoint(
 
     forked = Query(spark, tmp_path / "other", Feed(tmp_path / "other-in", "k long, v long"), new_root)
     forked.feed.add(rows(1000))
-    with pytest.raises(Exception, match="RIFFLE-0210"):
+    with pytest.raises(Exception, match="RIFFLE-1784"):
         forked.run()
     riffle_spark.adopt(new_root, str(forked.checkpoint), execute=True)
     forked.run()

@@ -114,7 +114,7 @@ def test_a_query_uses_a_fork_only_after_an_adoption(tmp_path: Path, world: World
     new_root = f"file://{tmp_path}/new"
     fork(world.home.root, new_root, 7, execute=True)
     same = World(tmp_path / "same", operators=[totals()], root=new_root)
-    with pytest.raises(ConflictError, match="RIFFLE-0210"):
+    with pytest.raises(ConflictError, match="RIFFLE-1784"):
         feed_six_keys(same, 8, 8)
     shown = read_json("log", new_root)
     assert [(each["kind"], each["version"]) for each in shown["records"]] == [("adopt", 7)]

@@ -81,11 +81,11 @@ def test_a_rollback_to_another_history_replaces_its_watermark(world: World, chec
     """A rollback to another history writes its offsets and its watermark. Otherwise Spark drops rows as too late."""
     last = BATCHES - 1
     entry = 'v1\n{"batchWatermarkMs":5}\n'
-    world.batch(BATCHES, one(1), offsets=f"{entry}{BATCHES}")
+    world.batch(BATCHES, one_row(1), offsets=f"{entry}{BATCHES}")
     discarded = newest(world)
     backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
     taken_another_way(world, checkpoint)
-    world.batch(BATCHES, one(1), offsets=f"{entry}others")
+    world.batch(BATCHES, one_row(1), offsets=f"{entry}others")
     commit_batch(checkpoint, BATCHES, f"{entry}others", watermark_ms=9_000)
     to = f"record:{discarded}" if target == "discarded record" else BATCHES
     if target == "restored root":

@@ -34,6 +34,8 @@ _IS_LEFT: Final = "is_left"
 _EVENT_TIME: Final = "event_time"
 _PASSES: Final = "passes"
 _COMPARED: Final = "compared"
+_JOIN: Final = "join"
+"""The name under which a store records the type and the comparisons of its join."""
 _OUTER: Final = {"LeftOuter": ("left",), "RightOuter": ("right",), "FullOuter": ("left", "right")}
 _SEMI: Final = "LeftSemi"
 _ATTRIBUTE: Final = "AttributeReference"
@@ -139,9 +141,9 @@ class JoinMapSide:
         }
 
     def _unique_name(self, name: str) -> str:
-        """Return ``name``, or with a number if a column of the rows has it."""
-        used_names = [*self.key_columns, *self.payload[0], *self.payload[1], *self.key_backed[0], *self.key_backed[1]]
-        return stage_specs.make_unique_name(name, used_names)
+        """Return ``name``, or with a number if a column of the rows, or the meaning of the join, has it."""
+        columns = (self.key_columns, *self.payload, *self.key_backed)
+        return stage_specs.make_unique_name(name, [_JOIN, *(used for names in columns for used in names)])
 
     def _add_column(self, side: int, name: str, expression: Expression) -> str:
         """Add an expression to the columns of a side, and return its name in the rows."""
@@ -272,7 +274,7 @@ class JoinMapSide:
             for side, payload in zip(("left", "right"), self.payload, strict=True)
             for name, value in payload.items()
         }
-        return {"join": " ".join([self.join.join_type, *self.comparison_sql]), **columns}
+        return {_JOIN: " ".join([self.join.join_type, *self.comparison_sql]), **columns}
 
     def _sql_of(self, value: Value) -> str:
         """Return a column's expression as SQL, or its name if it is an attribute."""

@@ -420,8 +420,9 @@ class Driver:
             # Cause: The driver checks the log before it calls the sink. It found a record of another driver, or of a
             # command that ran with --execute.
             raise FencedError(
-                f"Another driver has appended to {self._home.root}.",
-                remedy="Stop this query, because a newer driver owns its state.",
+                f"Another driver or a command has appended to {self._home.root}.",
+                remedy="Do nothing if another driver of the query runs. After a command such as riffle rollback, wait "
+                "until it has ended, and start the query again.",
                 where=self._home.root,
                 id="RIFFLE-0208",
             )

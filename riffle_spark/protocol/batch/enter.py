@@ -51,15 +51,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
             )
         return Decision.RUN
     if tail.query_id != incoming.query_id:
-        raise ConflictError(
-            f"{root} belongs to query {tail.query_id}, but this is query {incoming.query_id}. Two queries share one "
-            "root, or the query has a new checkpoint, for example because checkpointLocation is not set.",
-            remedy="Give each query its own root, or a wrapped query its own queryName or option('riffle.root', ...). "
-            "To start without state, use an empty root. To continue the other query's state, start with its "
-            "checkpoint, or " + describe_take_over(root),
-            where=root,
-            id="RIFFLE-0210",
-        )
+        raise _other_query_error(tail, incoming, root)
     if incoming.version == tail.version + 1 and has_same_offsets(tail.offsets, incoming.offsets_before):
         return Decision.RUN
     if incoming.version == tail.version and _has_same_input(tail, incoming):
@@ -133,6 +125,27 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
         "checkpoint.",
         where=root,
         id="RIFFLE-0215",
+    )
+
+
+def _other_query_error(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
+    """Return the error for a query whose root has the state of another query, or of none."""
+    if tail.is_unbound:
+        # Cause: The state is a fork, or was loaded from an export, and riffle adopt has not bound it yet.
+        return ConflictError(
+            f"The state in {root} belongs to no query yet.",
+            remedy="To start without state, use an empty root. To continue this state, " + describe_take_over(root),
+            where=root,
+            id="RIFFLE-1784",
+        )
+    return ConflictError(
+        f"{root} belongs to query {tail.query_id}, but this is query {incoming.query_id}. Two queries share one root, "
+        "or the query has a new checkpoint, for example because checkpointLocation is not set.",
+        remedy="Give each query its own root, or a wrapped query its own queryName or option('riffle.root', ...). To "
+        "start without state, use an empty root. To continue the other query's state, start with its checkpoint, or "
+        + describe_take_over(root),
+        where=root,
+        id="RIFFLE-0210",
     )
 
 

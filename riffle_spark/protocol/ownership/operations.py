@@ -126,7 +126,7 @@ class RequestRegister:
             name = self._name_of(state.id if state else member)
             if state is None and name not in requests.drained:
                 raise _refusal(
-                    f"Unknown member {member!r}; drained are {sorted(requests.drained)}.",
+                    f"Unknown member {member!r}. Drained members: {', '.join(sorted(requests.drained)) or 'none'}.",
                     "Name a member that members() lists.",
                     "RIFFLE-0753",
                 )
@@ -170,7 +170,7 @@ class RequestRegister:
 
         Raises ``ConfigError`` for settings that need a restart, and for invalid names and values.
         """
-        check_names(changes, "code")
+        check_names(changes, "the request")
         fixed = sorted(set(changes) - LIVE)
         if fixed:
             raise _refusal(

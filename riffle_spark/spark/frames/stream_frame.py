@@ -295,6 +295,13 @@ def on(
         if place is not None:
             side_sink(place)  # Checks its argument.
     options = StreamOptions(root or "", settings, late_rows or None, dead_letters or None, initial_state or None)
+    if initial_state is not None and not isinstance(initial_state, Mapping):
+        raise ConfigError(
+            f"initial_state is a {type(initial_state).__name__}, not a dictionary.",
+            remedy="Pass a dictionary from the name of each store, such as 'aggregate.page', to its frame.",
+            where="initial_state",
+            id="RIFFLE-1782",
+        )
     used_frame, used_options = replaced_stream(frame, options)
     if used_options is None:
         return cast(StreamFrame, used_frame)  # Only `riffle shadow` runs the query without this package.

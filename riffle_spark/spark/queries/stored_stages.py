@@ -180,23 +180,11 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
 
     ``stored`` has the recorded meaning of each column. Log warnings of columns that start or end.
     """
+    if stage.stage.kind == "join":
+        _check_join_type(stage, stored)
     for name, meaning in stage.meanings.items():
         if stored.get(name, meaning) != meaning and not _is_listed(name, accepted):
-            key_remedy = (
-                f"Group by {stored[name]}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, "
-                f"or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
-            )
-            result_remedy = (
-                f"Give the result another alias to start it empty, or set option({ACCEPT!r}, {name!r}) to continue "
-                "with the stored values, if their type stays the same."
-            )
-            # Cause: The expression of a grouping column, or the function or argument of a result, was changed.
-            raise ConfigError(
-                f"Column {name!r} holds {stored[name]} in the stored state, but the query now computes {meaning}.",
-                remedy=key_remedy if name in stage.keys.names else result_remedy,
-                where=stage.store,
-                id="RIFFLE-0334",
-            )
+            raise _changed_meaning_error(stage, name, stored[name])
     new = sorted(stage.meanings.keys() - stored.keys() - set(stage.keys.names)) if stored else []
     missing = [name for name in new if not _is_listed(name, accepted)]
     if missing and stage.stage.kind in ("join", "table"):
@@ -228,6 +216,49 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
             name,
             stored[name],
             stage.store,
+        )
+
+
+def _changed_meaning_error(stage: PlannedStage, name: str, earlier: str) -> ConfigError:
+    """Return the error for a column that has a stored meaning ``earlier`` and another one in the query."""
+    key_remedy = (
+        f"Group by {earlier}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, or give the key "
+        f"another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
+    )
+    row_remedy = (
+        "Write the join as before, or name a new store to start without stored rows: option('riffle.stores', 'NAME'). "
+        f"Or set option({ACCEPT!r}, {name!r}) to continue with the rows as they were stored, if their types stay the "
+        "same."
+    )
+    result_remedy = (
+        f"Give the result another alias to start it empty, or set option({ACCEPT!r}, {name!r}) to continue with the "
+        "stored values, if their type stays the same."
+    )
+    value_remedy = row_remedy if stage.stage.kind in ("join", "table") else result_remedy
+    # Cause: The expression of a grouping column, the function or argument of a result, or a join was changed.
+    return ConfigError(
+        f"Column {name!r} holds {earlier} in the stored state, but the query now computes {stage.meanings[name]}.",
+        remedy=key_remedy if name in stage.keys.names else value_remedy,
+        where=stage.store,
+        id="RIFFLE-0334",
+    )
+
+
+def _check_join_type(stage: PlannedStage, stored: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` if the store has the rows of another type of join. This change cannot be accepted.
+
+    Rows of an inner join do not record whether they have matched, so an outer join would emit them again with nulls.
+    """
+    present = stage.meanings.get("join", "").partition(" ")[0]
+    earlier = stored.get("join", present).partition(" ")[0]
+    if earlier != present:
+        # Cause: The type of the join was changed in the query, for example from inner to left_outer.
+        raise ConfigError(
+            f"The store has the rows of a join of type {earlier}, but the query now has one of type {present}.",
+            remedy="Write the join as before, or name a new store to start without stored rows: "
+            "option('riffle.stores', 'NAME').",
+            where=stage.store,
+            id="RIFFLE-1780",
         )
 
 

@@ -64,7 +64,7 @@ def disk_refused_error(problem: str, where: Path) -> LocalDiskError:
     return LocalDiskError(
         f"The local disk failed. {problem}",
         remedy="Free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to. "
-        "Nothing is lost: copies are rebuilt.",
+        "No state is lost, because the copies are rebuilt from the root.",
         where=str(where),
         id="RIFFLE-0384",
     )

@@ -91,7 +91,8 @@ def shared_root(root: str) -> ConfigError:
     # Cause: riffle_spark.on was given this root, so its queries have their own roots below it.
     return ConfigError(
         f"{root} holds the state of wrapped queries, and no log of its own.",
-        remedy=f"Use another root for a Stateful job. For a command name the root of a query: {root}/{QUERY}NAME.",
+        remedy="Use another root for a Stateful job. In a command, and in option('riffle.root', ...), name the root of "
+        f"a query: {root}/{QUERY}NAME.",
         where=root,
         id="RIFFLE-1122",
     )

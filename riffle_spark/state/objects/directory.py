@@ -62,8 +62,14 @@ _REFUSALS = frozenset(
     }
 )
 """Errors that the user must fix. After any other error the store counts as unavailable."""
-_WRITE_REMEDY = "Set `root` to a directory that this user may write to, on a file system with hard links."
-_READ_REMEDY = "Set `root` to a directory that this user may read, or grant the user the right to read it."
+_WRITE_REMEDY = (
+    "Set `root`, or the folder of a command such as riffle export, to a directory that this user may write to, on a "
+    "file system with hard links."
+)
+_READ_REMEDY = (
+    "Set `root`, or the folder of a command such as riffle state load, to a directory that this user may read, or "
+    "grant the user the right to read it."
+)
 
 
 class DirectoryStore:
@@ -326,7 +332,7 @@ class DirectoryStore:
             where = f"file://{self.root}"
             if error.errno in _REFUSALS:
                 raise RefusedError(
-                    f"The file system of the root refused a call: {error}",
+                    f"The file system refused a call: {error}",
                     remedy=remedy,
                     where=where,
                     id="RIFFLE-0424",

@@ -365,6 +365,14 @@ def test_an_outer_join_lists_sides_whose_unmatched_rows_are_emitted(
     assert rows.stored_meanings()["join"].split()[0] == how
 
 
+@every_version
+def test_a_column_called_join_does_not_hide_the_kind_of_join(version: str) -> None:
+    """A stored column that the query calls ``join`` gets another name, so a changed kind of join is noticed."""
+    rows = joined(version, "a join of streams", "LeftOuter")
+    rows.payload[0][rows._unique_name("join")] = rows.payload[0]["n"]
+    assert rows.stored_meanings()["join"].split()[0] == "LeftOuter"
+
+
 def test_conditions_that_arrow_orders_differently_are_left_to_spark() -> None:
     """A comparison of doubles, whose NaN Arrow orders differently, and another condition are not compared in slots."""
     a, x, b, y = (column(name, kind, number) for number, (name, kind) in enumerate(

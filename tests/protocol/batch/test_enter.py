@@ -115,6 +115,15 @@ def test_another_query_is_refused(version: int) -> None:
     assert "riffle adopt s3://bucket/state" in error.remedy
 
 
+@pytest.mark.parametrize("query_id", ["", "fork of query"])
+def test_state_without_a_query_is_refused_with_the_steps_that_bind_it(query_id: str) -> None:
+    """The state of a fork or a loaded export has no query, so the error names none, and no checkpoint of one."""
+    error = conflict(replace(TAIL, query_id=query_id), incoming(0))
+    assert error.id == "RIFFLE-1784"
+    assert "its checkpoint" not in error.remedy
+    assert "riffle adopt s3://bucket/state" in error.remedy
+
+
 @pytest.mark.parametrize("version", [7, 100])
 def test_a_gap_is_refused(version: int) -> None:
     """A batch after a gap is refused. The remedy takes Spark's offsets back to the last batch."""

@@ -155,6 +155,7 @@ def test_impossible_requests_are_refused_with_a_reason(tmp_path: Path) -> None:
     operations.unpin(0)
     operations.drain("1")
     assert "RIFFLE-0753" in refused(world, "undrain", "m1")
+    assert "Drained members: m000000000001." in refused(world, "undrain", "m1")
     assert "RIFFLE-0750" in refused(world, "pin", 0, "1")
     operations.drain("2")
     assert "RIFFLE-0751" in refused(world, "drain", "3")

@@ -227,6 +227,12 @@ def test_root_and_settings_are_found_through_views_and_unions(events: DataFrame,
     assert options_in(events.sparkSession.table("seen")).root == ROOT
 
 
+def test_on_refuses_an_initial_state_without_a_store(plain: DataFrame) -> None:
+    """Spark's own ``initialState`` is a frame. Here it is a frame per store, which the error says."""
+    with pytest.raises(ConfigError, match="RIFFLE-1782"):
+        riffle_spark.on(plain, root=ROOT, initial_state=plain)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("made", "error_id"),
     [

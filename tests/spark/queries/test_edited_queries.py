@@ -240,7 +240,7 @@ BASES = {
         {
             "the same": Edit(joined(), ("n, m", [(3, 50), (3, 70), (5, 70)])),
             "other bounds": Edit(joined(hours=2), refused="RIFFLE-0334"),
-            "an outer join": Edit(joined("left_outer"), refused="RIFFLE-0334"),
+            "an outer join": Edit(joined("left_outer"), refused="RIFFLE-1780"),
         },
     ),
 }

@@ -205,6 +205,22 @@ def test_a_join_that_reads_another_column_is_refused_until_it_is_accepted() -> N
     continue_with(MEANT, "join", accepted="most")
 
 
+@pytest.mark.parametrize(("earlier", "present"), [("Inner", "LeftOuter"), ("LeftOuter", "Inner")])
+def test_a_join_of_another_type_is_refused_even_if_it_is_accepted(earlier: str, present: str) -> None:
+    """An outer join would emit stored rows of an inner join that have already matched. Other bounds can be accepted."""
+    key = pa.schema({"page": pa.string()})
+    schema = PlainColumns("totals", key, STATE.remove(2))
+    stored = {"totals": make_recorded_text(None, schema, 0, {"join": f"{earlier} (m > n)"})}
+    join = replace(stage(STATE, key), meanings={"join": f"{present} (m > n)"})
+    join = replace(join, stage=replace(join.stage, kind="join"))
+    with pytest.raises(ConfigError, match=f"RIFFLE-1780.*{earlier}.*{present}"):
+        check_stored([join], stored, "join", "")
+    bounded = replace(join, meanings={"join": f"{earlier} (m > n + 1)"})
+    with pytest.raises(ConfigError, match=r"(?s)RIFFLE-0334.*'riffle.stores'.*'riffle.accept', 'join'"):
+        check_stored([bounded], stored, "", "")
+    check_stored([bounded], stored, "join", "")
+
+
 def test_names_of_unnamed_columns_can_be_copied_from_the_error() -> None:
     """Names of unnamed columns, which may have spaces and commas, can be copied from the error message into
     the option.
