@@ -95,7 +95,7 @@ def delete_command(  # noqa: PLR0913 - the command's options
         _request(root, settings, (store, key, None, editor, variable), execute=execute, as_json=as_json)
         return
     keys = KeyChoice(key, keys_file)
-    warn_if_running(root, options_of(settings), _STOP_FIRST)
+    warn_if_running(root, options_of(settings), *([_STOP_FIRST] if key is not None and not purge else []))
     if purge:
         plan = _purge(root, settings, store, keys, editor, delivered or checkpoint or False, execute=execute)
     else:

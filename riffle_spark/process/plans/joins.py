@@ -141,9 +141,9 @@ class JoinMapSide:
         }
 
     def _unique_name(self, name: str) -> str:
-        """Return ``name``, or with a number if a column of the rows, or the meaning of the join, has it."""
-        columns = (self.key_columns, *self.payload, *self.key_backed)
-        return stage_specs.make_unique_name(name, [_JOIN, *(used for names in columns for used in names)])
+        """Return ``name``, or with a number if a column of the rows has it."""
+        used_names = [*self.key_columns, *self.payload[0], *self.payload[1], *self.key_backed[0], *self.key_backed[1]]
+        return stage_specs.make_unique_name(name, used_names)
 
     def _add_column(self, side: int, name: str, expression: Expression) -> str:
         """Add an expression to the columns of a side, and return its name in the rows."""
@@ -265,16 +265,17 @@ class JoinMapSide:
         return stage_specs.JoinSide(output, payload, filter_column, due, delay_ms or 0, tuple(key_backed.items()))
 
     def stored_meanings(self) -> dict[str, str]:
-        """Return the meaning of each stored column, and the join type and comparisons.
+        """Return the join type and comparisons as ``join``, then the meaning of each stored column.
 
-        They are compared on restart to detect a changed query.
+        They are compared on restart to detect a changed query. ``join`` gets a number if a column has this name.
         """
         columns = {
             name: f"{side} {self._sql_of(value)}"
             for side, payload in zip(("left", "right"), self.payload, strict=True)
             for name, value in payload.items()
         }
-        return {_JOIN: " ".join([self.join.join_type, *self.comparison_sql]), **columns}
+        name = stage_specs.make_unique_name(_JOIN, columns)
+        return {name: " ".join([self.join.join_type, *self.comparison_sql]), **columns}
 
     def _sql_of(self, value: Value) -> str:
         """Return a column's expression as SQL, or its name if it is an attribute."""

@@ -221,6 +221,16 @@ def test_a_join_of_another_type_is_refused_even_if_it_is_accepted(earlier: str, 
     check_stored([bounded], stored, "join", "")
 
 
+def test_stored_rows_with_a_column_called_join_continue() -> None:
+    """Earlier versions did not store the type of a join with such a column, so it cannot be compared."""
+    key = pa.schema({"page": pa.string()})
+    stored = {
+        "totals": make_recorded_text(None, PlainColumns("totals", key, STATE.remove(2)), 0, {"join": "left join"})
+    }
+    join = replace(stage(STATE, key), meanings={"join_2": "LeftOuter", "join": "left join"})
+    check_stored([replace(join, stage=replace(join.stage, kind="join"))], stored, "", "")
+
+
 def test_names_of_unnamed_columns_can_be_copied_from_the_error() -> None:
     """Names of unnamed columns, which may have spaces and commas, can be copied from the error message into
     the option.
