@@ -149,7 +149,7 @@ REFUSED: Final = {
     ),
     "event_times": Refusal(
         "dropDuplicates of rows with several event-time columns is not supported, because a row could be late by one "
-        "column and not by the other, so Spark refuses it too.",
+        "column and not by the other. Spark accepts it only if the query reads at most one of them later.",
         "Drop all but one of them, or copy a time under another type: cast(at AS STRING).",
         id="RIFFLE-0621",
     ),
