@@ -321,9 +321,10 @@ def check_schemas(
             raise ConfigError(
                 f"The state of store {operator.store!r} has another schema.\n  stored:   {stored_schema}"
                 f"\n  declared: {declared_schema}",
-                remedy="Do not change the key columns, the expiry of keys, or whether an existing column may be null. "
-                "You may add nullable columns, remove columns, and widen types. For any other change use another store "
-                "name (in a wrapped query: option('riffle.stores', ...)).",
+                remedy="Do not change the key columns, the expiry of keys, or whether an existing column, its elements "
+                "or its fields may be null: CAST(v AS ARRAY<INT>) makes elements nullable. You may add nullable "
+                "columns, remove columns, and widen types. For any other change use another store name (in a wrapped "
+                "query: option('riffle.stores', ...)).",
                 where=operator.store,
                 id="RIFFLE-0223",
             )

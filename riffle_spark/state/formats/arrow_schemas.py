@@ -126,11 +126,12 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 def can_become(stored: pa.Schema, declared: pa.Schema) -> bool:
     """Return whether columns with the stored schema can be read with the declared schema. Columns are matched by name.
 
-    Nullable columns stay nullable, as in Spark. A declared column that is not stored must be nullable.
+    Nullable columns stay nullable, as in Spark. So do elements and fields inside them, because stored values of keys
+    that no batch reads may hold NULL there. A declared column that is not stored must be nullable.
     """
     stored_fields = {field.name: field for field in stored}
     return all(
-        _can_hold(stored_fields[field.name].type, field.type) and field.nullable >= stored_fields[field.name].nullable
+        _can_hold(stored_fields[field.name].type, field.type) and _stays_nullable(stored_fields[field.name], field)
         if field.name in stored_fields
         else field.nullable
         for field in declared
@@ -142,6 +143,14 @@ def _can_hold(stored: pa.DataType, declared: pa.DataType) -> bool:
     if pa.types.is_timestamp(stored) and pa.types.is_timestamp(declared) and stored.tz == declared.tz:
         return _UNITS.index(stored.unit) <= _UNITS.index(declared.unit)
     return stored == declared or (not pa.types.is_null(stored) and widens(stored, declared))
+
+
+def _stays_nullable(stored: pa.Field, declared: pa.Field) -> bool:
+    """Return whether the declared field, and every field inside it, may be null if the stored one may be."""
+    return declared.nullable >= stored.nullable and all(
+        _stays_nullable(stored_field, declared_field)
+        for stored_field, declared_field in zip(_inner_fields(stored.type), _inner_fields(declared.type), strict=False)
+    )
 
 
 def widens(source: pa.DataType, target: pa.DataType) -> bool:

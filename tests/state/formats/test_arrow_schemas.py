@@ -27,6 +27,26 @@ def test_a_stored_decimal_keeps_its_precision_and_scale(declared: pa.DataType, i
     assert can_become(stored, pa.schema([("d", declared)])) == is_readable
 
 
+_NUMBER = pa.field("x", pa.int64())
+_REQUIRED = pa.field("x", pa.int64(), nullable=False)
+
+
+@pytest.mark.parametrize(
+    ("nullable", "required"),
+    [
+        (pa.list_(_NUMBER), pa.list_(_REQUIRED)),
+        (pa.struct([_NUMBER]), pa.struct([_REQUIRED])),
+        (pa.map_(pa.string(), _NUMBER), pa.map_(pa.string(), _REQUIRED)),
+        (pa.list_(pa.struct([_NUMBER])), pa.list_(pa.struct([_REQUIRED]))),
+    ],
+    ids=str,
+)
+def test_a_nullable_part_of_a_stored_column_stays_nullable(nullable: pa.DataType, required: pa.DataType) -> None:
+    """A part that may be null cannot be declared NOT NULL, because keys that no batch reads may hold NULL there."""
+    assert not can_become(pa.schema([("v", nullable)]), pa.schema([("v", required)]))
+    assert can_become(pa.schema([("v", required)]), pa.schema([("v", nullable)]))
+
+
 class Tagged(pa.ExtensionType):
     """An extension type that is stored as a list of another type."""
 
