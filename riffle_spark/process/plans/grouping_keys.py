@@ -6,7 +6,7 @@ watermarks are recognised by Spark's column metadata.
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from riffle_spark.process.plans.columns import Column, catalog_name
@@ -151,6 +151,20 @@ class ElementColumns:
 def counts_distinct(function: Expression) -> bool:
     """Return whether an aggregate expression has a DISTINCT that changes its result."""
     return function.fields.get("isDistinct") is True and function.children[0].kind not in _IGNORES_DISTINCT
+
+
+def read_projected_results(columns: Sequence[Expression], results: Sequence[Expression]) -> tuple[Expression, ...]:
+    """Return the columns of a projection above an aggregate, with the aggregate's results in place of their attributes.
+
+    Spark 4 splits an aggregate with functions such as ``count_if`` or with ``BETWEEN``. Its results get generated names
+    like ``_aggregateexpression``. Only the projection has the aliases of the query.
+    """
+    by_id = {result.id: result.children[0] if result.kind == "Alias" else result for result in results}
+
+    def read_result(child: Expression) -> Expression:
+        return by_id.get(child.id, child) if child.kind == "AttributeReference" else child
+
+    return tuple(replace(column, children=tuple(map(read_result, column.children))) for column in columns)
 
 
 def read_element_columns(

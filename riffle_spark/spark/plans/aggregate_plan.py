@@ -29,6 +29,7 @@ from riffle_spark.process.plans.grouping_keys import (
     make_time_spec,
     read_element_columns,
     read_grouping_keys,
+    read_projected_results,
 )
 from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
@@ -68,11 +69,15 @@ class AggregatePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of an aggregate as Spark plans them. ``named`` are the results that only give a column a name."""
+    """The parts of an aggregate as Spark plans them.
+
+    ``columns`` are the results under the query's own names. ``named`` are the results that only give a column a name.
+    """
 
     grouping: tuple[Column, ...]
     functions: tuple[Expression, ...]
     results: tuple[Expression, ...]
+    columns: tuple[Expression, ...]
     named: tuple[Result, ...]
     child: Node
 
@@ -88,12 +93,12 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
     leaf, output = reader.read_output(child)
     prepared = reader.read(_prepare(catalyst, reader.fetch(node.handle), leaf))
     path, aggregate = next((path, node) for path, node in nodes_with_paths(prepared) if node.kind == "Aggregate")
-    parts = _read_parts(reader, aggregate)
+    parts = _read_parts(reader, aggregate, prepared if path else None)
     random = reader.random_columns(child)
     keys = read_grouping_keys([_key_column(reader, column, random) for column in parts.grouping], parts.named)
     key_names = [column for key in keys for column in key.columns]
     elements = _read_elements(reader, parts, random, key_names)
-    functions = named_functions(reader, parts.functions, parts.results, [*key_names, *elements.names])
+    functions = named_functions(reader, parts.functions, parts.columns, [*key_names, *elements.names])
     columns = {column.id: column for column in output}
     for function in functions:
         check_function(function, has_sessions=any(key.window == "session" for key in keys))
@@ -141,8 +146,11 @@ def _prepare(catalyst: Catalyst, node: Node, leaf: Node) -> Node:
     return plan
 
 
-def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
-    """Return the parts of an aggregate. Its functions and results are read as those of another aggregate."""
+def _read_parts(reader: PlanReader, node: PlanNode, projection: PlanNode | None = None) -> _Parts:
+    """Return the parts of an aggregate. Its functions and results are read as those of another aggregate.
+
+    ``projection`` is the node above it that has the query's names, if Spark has split the aggregate.
+    """
     catalyst = reader.catalyst
     child = reader.fetch(node.children[0].handle)
     parts = catalyst.object_named("planning.PhysicalAggregation").unapply(reader.fetch(node.handle)).get()
@@ -151,8 +159,12 @@ def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
     expressions = reader.read(plan).expressions
     functions = expressions.get("groupingExpressions", ())
     results = expressions.get("aggregateExpressions", ())
-    named = tuple(_named_results(results, {column.id for column in grouping}, plan))
-    return _Parts(grouping, functions, results, named, child)
+    columns = results
+    if projection is not None:
+        columns = read_projected_results(projection.expressions["projectList"], results)
+        plan = reader.fetch(projection.handle)
+    named = tuple(_named_results(columns, {column.id for column in grouping}, plan))
+    return _Parts(grouping, functions, results, columns, named, child)
 
 
 def _named_results(results: Sequence[Expression], ids: Set[int], plan: Node) -> Iterator[Result]:

@@ -21,6 +21,7 @@ from riffle_spark.process.plans.grouping_keys import (
     make_time_spec,
     read_element_columns,
     read_grouping_keys,
+    read_projected_results,
 )
 from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
 from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
@@ -59,6 +60,25 @@ def grouped(plan: RecordedPlan) -> tuple[PlanNode, list[GroupingKey]]:
     by_id = {each.id: each for each in plan.outputs[stage.number][0]}
     return stage.node, read_grouping_keys(
         keyed([by_id[each.id] for each in stage.node.expressions["groupingExpressions"]])
+    )
+
+
+def test_results_of_a_split_aggregate_have_the_names_of_the_projection_above() -> None:
+    """Spark 4 gives results of a split aggregate generated names. A projection above it has the query's names."""
+
+    def alias(child: Expression, name: str, number: int) -> Expression:
+        return Expression("Alias", (child,), {"name": name, "exprId": {"id": number}}, -1)
+
+    key, count, total = (column(name, number=number).expression for number, name in enumerate(("k", "count", "sum")))
+    generated = [alias(count, "_aggregateexpression", 11), alias(total, "_aggregateexpression", 12)]
+    of_count, of_total = (column("_aggregateexpression", number=number).expression for number in (11, 12))
+    added = Expression("Add", (of_total, of_total), {}, -1)
+    projected = [key, alias(of_count, "c", 21), alias(of_total, "t", 22), alias(added, "more", 23)]
+    assert read_projected_results(projected, [key, *generated]) == (
+        key,
+        alias(count, "c", 21),
+        alias(total, "t", 22),
+        alias(added, "more", 23),
     )
 
 

@@ -150,6 +150,7 @@ class Base:
 
 
 COUNT, TOTAL, MIDDLE = "count(*) AS c", "sum(n) AS t", "percentile_approx(n, 0.5, 100) AS p"
+COUNT_IF = "count_if(n > 1) AS c"
 BASES = {
     "aggregate": Base(
         grouped(COUNT, TOTAL, MIDDLE),
@@ -170,11 +171,13 @@ BASES = {
         },
     ),
     "an expression that Spark computes once": Base(
-        grouped("count_if(n > 1) AS c"),
+        grouped(COUNT_IF, TOTAL),
         "update",
         {
-            "the same": Edit(grouped("count_if(n > 1) AS c"), ("c", [(2,)])),
-            "another condition": Edit(grouped("count_if(n > 3) AS c"), refused="RIFFLE-0334"),
+            "the same": Edit(grouped(COUNT_IF, TOTAL), ("c, t", [(2, 8)])),
+            "another condition": Edit(grouped("count_if(n > 3) AS c", TOTAL), refused="RIFFLE-0334"),
+            "a result in front": Edit(grouped("max(m) AS x", COUNT_IF, TOTAL), ("x, c, t", [(70, 2, 8)])),
+            "only plain results": Edit(grouped(TOTAL), ("t", [(8,)])),
         },
     ),
     "windows": Base(
@@ -295,7 +298,12 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
     ("base", "edit"),
     [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base)) for base, edit in EDITS],
 )
-@pytest.mark.sample("aggregate: another expression of the key", "functions: a time-out", "joins: other bounds")
+@pytest.mark.sample(
+    "aggregate: another expression of the key",
+    "an expression that Spark computes once: a result in front",
+    "functions: a time-out",
+    "joins: other bounds",
+)
 def test_an_edited_query_continues_migrates_or_is_refused(
     base: str, edit: str, spark: SparkSession, ran: Callable[[str], tuple[Path, Feed]], tmp_path: Path
 ) -> None:
