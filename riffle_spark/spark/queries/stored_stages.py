@@ -276,10 +276,11 @@ def _check_join_type(stage: PlannedStage, stored: Mapping[str, str]) -> None:
 def _check_aliases(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
     """Raise ``ConfigError`` for a result that has stored values under another alias.
 
-    It would start empty, although Spark would continue it.
+    It would start empty, although Spark would continue it. Renamed keys are refused by the first batch.
     """
     unused = {meaning: name for name, meaning in stored.items() if name not in stage.meanings}
-    for name, meaning in stage.meanings.items():
+    results = {name: meaning for name, meaning in stage.meanings.items() if name not in stage.keys.names}
+    for name, meaning in results.items():
         if name not in stored and not _is_listed(name, accepted) and meaning in unused:
             generated = _GENERATED.match(unused[meaning])
             if generated:

@@ -174,6 +174,14 @@ def continue_with(meanings: dict[str, str], kind: str = "aggregate", accepted: s
     check_stored([replace(query, stage=replace(query.stage, kind=kind))], stored, accepted, "")
 
 
+def test_a_renamed_key_is_not_advised_to_be_accepted_like_a_result() -> None:
+    """The first batch refuses it, because no option accepts another key."""
+    key, schema = pa.schema({"v_z": pa.string()}), PlainColumns("totals", pa.schema({"v_y": pa.string()}), STATE)
+    stored = {"totals": make_recorded_text(None, schema, 0, {**MEANT, "v_y": "v.part"})}
+    query = replace(stage(STATE, key), meanings={**MEANT, "v_z": "v.part"})
+    check_stored([query], stored, "", "")
+
+
 def test_a_result_keeps_its_stored_values_under_its_alias_only() -> None:
     """A result with another meaning is refused under a stored alias, and so is a stored result under another alias.
     Each can be accepted by name.
