@@ -391,7 +391,8 @@ def test_a_column_called_join_does_not_hide_the_kind_of_join(version: str) -> No
     rows = joined(version, "a join of streams", "LeftOuter")
     rows.payload[0]["join"] = rows.payload[0]["n"]
     meanings = rows.stored_meanings()
-    assert next(iter(meanings)) == "join_2" and meanings["join_2"].split()[0] == "LeftOuter"
+    assert next(iter(meanings)) == "join_2"
+    assert meanings["join_2"].split()[0] == "LeftOuter"
     assert meanings["join"].startswith("left")
 
 
