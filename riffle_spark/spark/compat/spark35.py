@@ -49,6 +49,7 @@ __all__ = [
     "conf_of",
     "ddl_of",
     "error_of_class",
+    "expects_large_types",
     "has_python_source",
     "kept_without_rows",
     "local_checkpoint",
@@ -178,6 +179,11 @@ def kept_without_rows(frame: DataFrame) -> DataFrame:
 def progress_of(progress: dict[str, Any]) -> Any:
     """Return a batch's progress in the form of PySpark 3.5's ``StreamingQuery``: the values of Spark's JSON."""
     return progress
+
+
+def expects_large_types(spark: SparkSession) -> bool:  # noqa: ARG001 - the signature of all lines
+    """Return whether Spark requires Arrow's large types of strings and binaries in the results of slots."""
+    return False
 
 
 def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all lines

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+import pyspark
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +49,7 @@ __all__ = [
     "conf_of",
     "ddl_of",
     "error_of_class",
+    "expects_large_types",
     "has_python_source",
     "kept_without_rows",
     "local_checkpoint",
@@ -73,6 +75,9 @@ REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
 """The options with which PySpark converts Arrow columns to pandas for a user's function."""
 _PYTHON: Final = "org.apache.spark.sql.execution.python"
+_LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
+_CHECKS_LARGE_TYPES: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
+"""Whether this version applies the setting to results of functions. Earlier ones require the usual types."""
 _COGROUP: Final = "FlatMapCoGroupsInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
 
@@ -136,6 +141,11 @@ def kept_without_rows(frame: DataFrame) -> DataFrame:
 def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:
     """Return a batch's progress as PySpark's ``StreamingQuery`` does. ``progress`` is that of Spark's JSON."""
     return StreamingQueryProgress.fromJson(progress)
+
+
+def expects_large_types(spark: SparkSession) -> bool:
+    """Return whether Spark requires Arrow's large types of strings and binaries in the results of slots."""
+    return _CHECKS_LARGE_TYPES and spark.conf.get(_LARGE_TYPES, "false") == "true"
 
 
 def no_stream(none: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.messages.slot_orders import SLOT
 from riffle_spark.protocol.ports import SlotLayout
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.combined_rows import Reductions
 from riffle_spark.spark.engine.kept_output import KeptOutputs
@@ -74,7 +75,8 @@ def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
 class PlacedFrames:
     """Caches the frames of the last layouts of a session, and the kept plans of a job.
 
-    ``placeable`` is false once placement on executors has failed.
+    ``placeable`` is false once placement on executors has failed. ``large_types`` is whether slots return Arrow's large
+    types of strings and binaries. Both are known once ``frame`` was called.
     """
 
     def __init__(self, capacity: int = 1, *, silent: bool = False) -> None:
@@ -87,6 +89,7 @@ class PlacedFrames:
         self.outputs = KeptOutputs()
         self.reductions = Reductions()
         self.placeable = True
+        self.large_types = False
 
     def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
         """Return the layout as a frame, from the cache if possible. A new session empties the cache."""
@@ -95,6 +98,7 @@ class PlacedFrames:
             self.plans = KeptPlans()
             self.outputs = KeptOutputs()
             self._spark = spark
+            self.large_types = compat.expects_large_types(spark)
         frame = self._frames.pop(layout, None) or self._build(spark, layout)
         self._frames[layout] = frame
         while len(self._frames) > self._capacity:

@@ -39,20 +39,23 @@ def arrow_schema(frame: DataFrame, shown: Mapping[str, str] | None = None) -> pa
     return arrow_of(frame.schema, shown=shown)
 
 
-def arrow_of(schema: T.StructType, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a Spark schema.
+def arrow_of(
+    schema: T.StructType, where: str = "", shown: Mapping[str, str] | None = None, *, large: bool = False
+) -> pa.Schema:
+    """Return the Arrow schema of a Spark schema. With ``large`` it has Arrow's large types of strings and binaries.
 
     ``where`` is the place in errors. ``shown`` maps internal column names to the user's names. Raise ``ConfigError``
     for the first column with a type that cannot be stored.
     """
     check_columns(schema.jsonValue()["fields"], where=where, display_names=shown)
-    return pa.schema([_arrow_field(field, where, shown or {}) for field in schema])
+    return pa.schema([_arrow_field(field, where, shown or {}, large) for field in schema])
 
 
-def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> pa.Field:
+def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str], large: bool) -> pa.Field:
     """Return the Arrow field of a Spark field. Raise ``ConfigError`` for a type that Spark cannot pass to Python."""
+    options = {**_ZONE, "prefers_large_types": True} if large else _ZONE
     try:
-        arrow = to_arrow_schema(T.StructType([field]), **_ZONE)  # type: ignore[arg-type] # 4.0 has no such argument
+        arrow = to_arrow_schema(T.StructType([field]), **options)
     except (PySparkTypeError, ValueError) as refused:  # pyarrow raises ValueError
         name = shown.get(field.name, field.name)
         raise ConfigError(

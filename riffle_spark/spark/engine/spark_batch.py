@@ -214,6 +214,7 @@ class SparkWork:
 
         Raise ``LookupError`` or the JVM's error if ``combined`` is set but Spark cannot combine the rows.
         """
+        frame = self._frames.frame(self._batch.sparkSession, layout)
         works = [self._work(order, combined) for order in orders]
         lead = orders[0]
         shared_columns = None
@@ -224,7 +225,6 @@ class SparkWork:
         output = routing.spark_schema(chunked_schema([work.result_schema for work in works]))
         function = compat.slot_udf(slot_function(works, channel, shared_columns))
         plan_by_spark = partial(self._result, layout, lead, function, output, combined)
-        frame = self._frames.frame(self._batch.sparkSession, layout)
         if lead.initial is not None or not self._frames.placeable:
             return plan_by_spark()
         slots = PlacedSlots(frame, len(layout.slots), partial(routing.slot_by_key_group, layout, lead.total))
@@ -242,7 +242,8 @@ class SparkWork:
 
     def _work(self, order: Order, combined: Combined | None) -> StoreWork:
         """Return the work of a slot for the store of an order."""
-        schema = routing.arrow_of(routing.spark_schema(result_schema(order.output)))
+        result = routing.spark_schema(result_schema(order.output))
+        schema = routing.arrow_of(result, large=self._frames.large_types)
         if combined is not None:
             return StoreWork(combined_order(order, combined), combined.compute, schema)
         return StoreWork(order, self._operators[order.store].compute, schema)
