@@ -58,6 +58,7 @@ FORMS = {
     "in_the_rows_order": Read(lambda e: timed(e).dropDuplicates(["page", "at"]), "distinct.at-page", ["at", "page"],
                               AT, "at"),
     "late_alone": Read(lambda e: timed(e).dropDuplicates(["page"]), "distinct.page", ["page"], AT),
+    "unread": Read(lambda e: timed(e).dropDuplicates(["page"]).select("page"), "distinct.page", ["page"]),
     "within": Read(lambda e: timed(e).dropDuplicatesWithinWatermark(["page"]), "within.page", ["page"], AT,
                    "known_until"),
     "within_all": Read(lambda e: timed(e).selectExpr("at", "page AS known_until").dropDuplicatesWithinWatermark(),
@@ -90,7 +91,7 @@ def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
     cut = cut_of(query)
     (stage,) = cut.stages
     (below,) = stage.below
-    return read_distinct(cut.reader, stage.node), cut.reader.build(below.plan)
+    return read_distinct(cut.reader, stage.node, (), stage.used_columns), cut.reader.build(below.plan)
 
 
 def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
