@@ -125,6 +125,16 @@ def test_the_first_row_of_each_key_passes(name: str, rows: DataFrame, events: Da
         assert len(found) == rows.select("at" if name == "within_all" else "page", "page").distinct().count()
 
 
+@pytest.mark.parametrize(("columns", "time"), [(["page"], None), (["at", "page"], AT)])
+def test_rows_are_late_only_if_a_stage_above_reads_their_time(
+    columns: list[str], time: TimeSpec | None, events: DataFrame
+) -> None:
+    """The first of two de-duplications drops late rows only if the query reads the event time after the second."""
+    cut = cut_of(timed(events).dropDuplicates(["page", "n"]).dropDuplicates(["page"]).select(*columns))
+    first = cut.stages[0]
+    assert read_distinct(cut.reader, first.node, (), first.used_columns).spec.time == time
+
+
 UNSUPPORTED: dict[str, tuple[Query, str]] = {
     "array": (lambda e: e.select("l").distinct(), "array_key"),
     "random": (lambda e: e.select("n", F.rand().alias("r")).distinct(), "random_key"),
