@@ -233,13 +233,15 @@ class _Cutter:
     inputs: list[Input] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
 
-    def cut_part(self, plan: PlanNode, above: PlanNode | None = None) -> Input | PlanPiece:
+    def cut_part(
+        self, plan: PlanNode, above: PlanNode | None = None, used_above: frozenset[int] | None = None
+    ) -> Input | PlanPiece:
         """Return the plan below ``above``, a stateful node, as a piece if it has stages, else as an input.
 
-        Records both.
+        Records both. ``used_above`` are the ids of the columns of ``above`` that the query reads; ``None`` means all.
         """
         holes = tuple(
-            Hole(path, self.cut_stage(find_node(plan, path), _used_columns(plan, path, above)))
+            Hole(path, self.cut_stage(find_node(plan, path), _used_columns(plan, path, above, used_above)))
             for path in list(_topmost_stateful(plan))
         )
         if holes:
@@ -258,21 +260,26 @@ class _Cutter:
         streams = [child for child in node.children if child.is_streaming]
         if table is not None:
             streams[table.side] = table.changes
-        below = tuple(self.cut_part(stream, node) for stream in streams)
+        below = tuple(self.cut_part(stream, node, used_columns) for stream in streams)
         kind = STATEFUL[node.kind] if table is None else _TABLE
         self.stages.append(Stage(len(self.stages), kind, node, below, used_columns))
         return len(self.stages) - 1
 
 
-def _used_columns(plan: PlanNode, path: Path, above: PlanNode | None) -> frozenset[int] | None:
+def _used_columns(
+    plan: PlanNode, path: Path, above: PlanNode | None, used_above: frozenset[int] | None = None
+) -> frozenset[int] | None:
     """Return the ids of the columns of the node at ``path`` that the nodes above it read; ``None`` means all.
 
-    ``above`` is the stateful node above the plan.
+    ``above`` is the stateful node above the plan, ``used_above`` are the ids of its columns that the query reads.
     """
     nodes = [find_node(plan, path[:depth]) for depth in reversed(range(len(path)))]
     nodes += [above] if above is not None else []
+    passing = list(takewhile(lambda node: node.kind in _PASSING, nodes))
     used: frozenset[int] | None = None
-    for node in reversed(list(takewhile(lambda node: node.kind in _PASSING, nodes))):
+    if above is not None and above.kind == "Deduplicate" and used_above is not None and len(passing) == len(path):
+        used = used_above | _all_attribute_ids(above.all_expressions)
+    for node in reversed(passing):
         if node.kind == "Aggregate" or (node.kind == "Project" and used is None):
             used = _all_attribute_ids(node.all_expressions)
         elif node.kind == "Project":

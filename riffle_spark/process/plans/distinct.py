@@ -58,12 +58,14 @@ class DistinctMapSide:
         return {**keys, **payload, **self.window_end}
 
 
-def read_distinct_rows(node: PlanNode, output: Sequence[Column], random: Collection[int]) -> DistinctMapSide:
+def read_distinct_rows(
+    node: PlanNode, output: Sequence[Column], random: Collection[int], used_columns: Collection[int] | None = None
+) -> DistinctMapSide:
     """Return the rows that a de-duplication node with this output sends to slots. Its keys are in the order of the
     columns.
 
-    ``random`` are the ids of columns that differ if a batch runs again. Raises ``ConfigError`` for columns that cannot
-    be keys.
+    ``random`` are the ids of columns that differ if a batch runs again. ``used_columns`` are the ids of the columns
+    that the query reads after the operator; ``None`` means all. Raises ``ConfigError`` for columns that cannot be keys.
     """
     key_ids = {key.id for key in node.expressions.get("keys", ())}
     columns = list({column.id: column for column in output}.values())
@@ -79,7 +81,14 @@ def read_distinct_rows(node: PlanNode, output: Sequence[Column], random: Collect
     for column in columns:
         if column.id not in key_ids:
             payload[make_unique_name(column.name, [*key_names, *payload])] = column
-    time, window_end = _find_late_column(_find_event_time(columns), keys, payload)
+    # Spark's optimiser removes other columns below dropDuplicates, and then no row is late by them.
+    is_within = node.kind == _WITHIN_WATERMARK
+    seen = [
+        column
+        for column in columns
+        if is_within or used_columns is None or column.id in used_columns or column.id in key_ids
+    ]
+    time, window_end = _find_late_column(_find_event_time(seen), keys, payload)
     return DistinctMapSide(keys, payload, time, window_end)
 
 

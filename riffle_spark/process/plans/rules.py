@@ -80,9 +80,11 @@ REFUSED: Final = {
         id="RIFFLE-0610",
     ),
     "join_condition": Refusal(
-        "An outer or semi join of two streams whose condition on both sides is not a comparison is not supported, "
-        "because the processes that match rows cannot evaluate Spark's expressions.",
-        "Compare an expression of one side with one of the other: a.n > 3 - b.m instead of a.n + b.m > 3.",
+        "An outer or semi join of two streams whose condition on both sides is not a comparison by <, <=, > or >= of "
+        "integers, decimals, strings, binary values, booleans, dates or timestamps is not supported, because the "
+        "processes that match rows cannot evaluate Spark's expressions.",
+        "Compare an expression of one side with one of the other: a.n > 3 - b.m instead of a.n + b.m > 3. Cast other "
+        "types to one of these, for example a double to a decimal.",
         id="RIFFLE-0611",
     ),
     "join_structs": Refusal(
@@ -126,7 +128,8 @@ REFUSED: Final = {
     "collated_key": Refusal(
         "groupBy or dropDuplicates by a string with a collation is not supported, because keys are compared by their "
         "bytes.",
-        "Group by collation_key(column), or by lower(CAST(column AS STRING COLLATE UTF8_BINARY)).",
+        "Group by lower(CAST(column AS STRING COLLATE UTF8_BINARY)) to ignore case, or by the CAST alone to compare "
+        "bytes.",
         id="RIFFLE-0618",
     ),
     "struct_key": Refusal(
@@ -148,8 +151,8 @@ REFUSED: Final = {
         id="RIFFLE-1126",
     ),
     "event_times": Refusal(
-        "dropDuplicates of rows with several event-time columns is not supported, because a row could be late by one "
-        "column and not by the other. Spark accepts it only if the query reads at most one of them later.",
+        "dropDuplicates of rows with several event-time columns that are keys or read later is not supported, because "
+        "a row could be late by one column and not by the other. Spark refuses it too.",
         "Drop all but one of them, or copy a time under another type: cast(at AS STRING).",
         id="RIFFLE-0621",
     ),

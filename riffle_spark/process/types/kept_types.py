@@ -18,6 +18,7 @@ _BINARY: Final = "UTF8_BINARY"
 _MONTHS: Final = re.compile(r"interval (year|month)( to month)?")
 _BOUNDED: Final = re.compile(r"(char|character|varchar)\b")
 _VOID: Final = "void"
+_LOWER_CASE: Final = "lower(CAST({0} AS STRING COLLATE UTF8_BINARY))"
 
 _REMEDIES: Final[Mapping[str, str]] = {
     "months": "Keep the number of months: extract(YEAR FROM {0}) * 12 + extract(MONTH FROM {0}). "
@@ -26,8 +27,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "udt": "Convert it to a plain type before the operator, and back after it. For vectors use vector_to_array({0}) "
     "and array_to_vector.",
     "void_inside": "Cast the column to a type without void, for example to STRING.",
-    "collated_key": "Use its bytes: collation_key({0}), or lower(CAST({0} AS STRING COLLATE UTF8_BINARY)).",
-    "collated_order": "Compare collation_key({0}) instead, for example max_by({0}, collation_key({0})) for max({0}).",
+    "collated_key": f"Use {_LOWER_CASE} to ignore case, or the CAST alone to compare bytes.",
+    "collated_order": f"Compare {_LOWER_CASE} instead, for example max_by({{0}}, {_LOWER_CASE}) for max({{0}}).",
     "collated_declared": "Declare a plain STRING.",
     "bounded_declared": "Declare a plain STRING, and check the length before you store a value.",
     "void_compared": "Cast it to a type: CAST({0} AS STRING).",

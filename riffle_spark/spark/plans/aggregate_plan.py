@@ -429,6 +429,6 @@ def _literal(reader: PlanReader, expression: Expression) -> Literal | None:
     text = expression.fields["value"]
     if text is None:
         return None
-    parse = _NUMBERS.get(expression.fields["dataType"])
+    parse = _NUMBERS.get(str(expression.fields["dataType"]))  # The type of a struct is a dict.
     value: object = parse(str(text)) if parse is not None else reader.fetch(expression.handle).value()
     return value if isinstance(value, bool | int | float) else None

@@ -1,5 +1,6 @@
 """Read a de-duplication in a plan as a stage, with its map side and its evaluation in the JVM."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from riffle_spark.process.plans.distinct import make_distinct_spec, read_distinct_rows
@@ -27,16 +28,22 @@ class DistinctPlan:
     grouping: tuple[GroupingKey, ...]
 
 
-def read_distinct(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ...] = ()) -> DistinctPlan:
+def read_distinct(
+    reader: PlanReader,
+    node: PlanNode,
+    used_stores: tuple[str, ...] = (),
+    used_columns: Collection[int] | None = None,
+) -> DistinctPlan:
     """Read a de-duplication in an analysed plan as a stage.
 
-    ``used_stores`` are the names of the query's other stores. Raises ``ConfigError`` for columns that cannot be keys,
+    ``used_stores`` are the names of the query's other stores. ``used_columns`` are the ids of the columns that the
+    query reads after the operator; ``None`` means all. Raises ``ConfigError`` for columns that cannot be keys,
     for several columns of event time, and for an invalid store name.
     """
     catalyst = reader.catalyst
     child = reader.fetch(node.handle).child()
     leaf, output = reader.read_output(child)
-    rows = read_distinct_rows(node, output, reader.random_columns(child))
+    rows = read_distinct_rows(node, output, reader.random_columns(child), used_columns)
     columns = {column.id: column for column in output}
     map_side = TreeBuilder(reader).project(rows.values.items(), leaf)
     spec = make_distinct_spec(node, rows, arrow_schema(catalyst.frame(map_side)), used_stores)

@@ -151,7 +151,7 @@ def _plan_deduplication(query: cut_query.CutQuery, stage: cut.Stage, used_stores
 
     ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
     """
-    plan = distinct_plan.read_distinct(query.reader, stage.node, used_stores)
+    plan = distinct_plan.read_distinct(query.reader, stage.node, used_stores, stage.used_columns)
     spec = plan.spec
     late = None if spec.time is None else LateRule(spec.time.column, "rows")
     description = ["passes the first row per key and stores only the key"]

@@ -287,6 +287,32 @@ def test_the_end_of_a_window_that_is_not_a_key_is_sent_as_a_column() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "used", "late"),
+    [
+        ("Deduplicate", None, "at"),
+        ("Deduplicate", {1}, None),
+        ("Deduplicate", {0, 1}, "at"),
+        ("DeduplicateWithinWatermark", {1}, "at"),
+    ],
+)
+def test_rows_are_late_only_by_an_event_time_that_the_query_reads(
+    kind: str, used: set[int] | None, late: str | None
+) -> None:
+    """Rows are late only by an event time that the query reads later, or that tells when keys expire."""
+    at, key = column("at", "timestamp", metadata={"spark.watermarkDelayMs": 5}), column("k", number=1)
+    node = PlanNode(kind, (), {"keys": (key.expression,)}, {}, is_streaming=True, handle=0)
+    rows = read_distinct_rows(node, [at, key], (), used)
+    assert rows.time == (None if late is None else TimeSpec(late, 5))
+
+
+def test_of_two_event_times_only_the_key_counts_if_the_query_reads_neither() -> None:
+    """Of two event times that are not read later, the key decides which rows are late, as in Spark."""
+    at, bt = (column(name, "timestamp", i, metadata={"spark.watermarkDelayMs": 5}) for i, name in enumerate("ab"))
+    node = PlanNode("Deduplicate", (), {"keys": (at.expression,)}, {}, is_streaming=True, handle=0)
+    assert read_distinct_rows(node, [at, bt], (), ()).time == TimeSpec("a", 5)
+
+
 def test_a_de_duplication_renames_columns_of_the_same_name() -> None:
     """Columns with the same name, also with the name of a key, get different names in a de-duplication."""
     key, *others = column("k"), column("n", number=1), column("n", number=2), column("k", number=3)

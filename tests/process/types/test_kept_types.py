@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
+from pyspark.sql import functions
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.kept_types import Position, check_columns
+from riffle_spark.process.types.kept_types import Position, check_columns, find_type_remedy
 
 POSITIONS: tuple[Position, ...] = get_args(Position)
 VECTOR = {"type": "udt", "class": "org.apache.spark.ml.linalg.VectorUDT", "sqlType": "long"}
@@ -51,6 +53,14 @@ def test_a_type_is_stored_or_refused_depending_on_its_use(kind: object, position
             check_columns(columns, position, where="max_by(c, n)")
         assert refused.value.remedy
         assert refused.value.where == "max_by(c, n)"
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("name", ["string collate UNICODE_CI", "variant", MONTHS, "interval", "void"])
+def test_a_remedy_names_only_functions_that_spark_has(name: str, position: Position) -> None:
+    """The functions in the remedy for a type exist in Spark."""
+    calls = re.findall(r"\b([a-z_]+)\(", find_type_remedy(name, "c", position) or "")
+    assert [call for call in calls if not hasattr(functions, call)] == []
 
 
 @pytest.mark.parametrize("collations", [{"c": "spark.UTF8_LCASE"}, {"c.element": "icu.UNICODE"}])

@@ -199,6 +199,13 @@ def test_the_specification_has_keys_types_literals_and_event_time(events: DataFr
     assert greatest.buffers[0].type == pa.float64()
 
 
+def test_a_constant_struct_is_sent_with_each_row(events: DataFrame) -> None:
+    """A constant of a nested type is sent with each row, because only numbers and booleans are literals."""
+    spec = spec_of(events.groupBy("page").agg(F.expr("max(struct(1, 'a'))").alias("pair")))
+    assert spec.rows.names == ["page", "pair"]
+    assert spec.functions[0].buffers[0].literal is None
+
+
 @pytest.mark.long
 def test_store_and_column_names_contain_no_ids_of_spark(events: DataFrame) -> None:
     """Names of stores and columns contain no ids of Spark. The metadata of a key can name its store."""

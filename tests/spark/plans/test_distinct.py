@@ -58,6 +58,7 @@ FORMS = {
     "in_the_rows_order": Read(lambda e: timed(e).dropDuplicates(["page", "at"]), "distinct.at-page", ["at", "page"],
                               AT, "at"),
     "late_alone": Read(lambda e: timed(e).dropDuplicates(["page"]), "distinct.page", ["page"], AT),
+    "unread": Read(lambda e: timed(e).dropDuplicates(["page"]).select("page"), "distinct.page", ["page"]),
     "within": Read(lambda e: timed(e).dropDuplicatesWithinWatermark(["page"]), "within.page", ["page"], AT,
                    "known_until"),
     "within_all": Read(lambda e: timed(e).selectExpr("at", "page AS known_until").dropDuplicatesWithinWatermark(),
@@ -90,7 +91,7 @@ def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
     cut = cut_of(query)
     (stage,) = cut.stages
     (below,) = stage.below
-    return read_distinct(cut.reader, stage.node), cut.reader.build(below.plan)
+    return read_distinct(cut.reader, stage.node, (), stage.used_columns), cut.reader.build(below.plan)
 
 
 def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
@@ -122,6 +123,16 @@ def test_the_first_row_of_each_key_passes(name: str, rows: DataFrame, events: Da
         assert sorted(map(str, found)) == sorted(map(str, expected.collect()))
     else:
         assert len(found) == rows.select("at" if name == "within_all" else "page", "page").distinct().count()
+
+
+@pytest.mark.parametrize(("columns", "time"), [(["page"], None), (["at", "page"], AT)])
+def test_rows_are_late_only_if_a_stage_above_reads_their_time(
+    columns: list[str], time: TimeSpec | None, events: DataFrame
+) -> None:
+    """The first of two de-duplications drops late rows only if the query reads the event time after the second."""
+    cut = cut_of(timed(events).dropDuplicates(["page", "n"]).dropDuplicates(["page"]).select(*columns))
+    first = cut.stages[0]
+    assert read_distinct(cut.reader, first.node, (), first.used_columns).spec.time == time
 
 
 UNSUPPORTED: dict[str, tuple[Query, str]] = {

@@ -144,6 +144,9 @@ def test_late_rows_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Pat
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
     "no operator": (lambda events: events.where("second > 1"), "append", "RIFFLE-0344"),
     "no watermark": (lambda events: events.groupBy("page").count(), "update", "RIFFLE-0344"),
+    "event time not read": (
+        lambda events: events.dropDuplicates(["page"]).select("page"), "append", "RIFFLE-0344",
+    ),
     "complete": (by_ten, "complete", "RIFFLE-0344"),
     "join": (
         lambda events: events.alias("a").join(events.alias("b"), F.expr("a.page = b.page AND a.at = b.at")),
