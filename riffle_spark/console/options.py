@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 UNREACHABLE = 3
 """Exit code if a store cannot be reached or read, so that nothing is known about the state."""
+STOP_FIRST = "Stop the query first."
+"""The remedy if a query runs that the command would fence."""
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
@@ -153,7 +155,7 @@ def show_offsets(plan: "Plan") -> None:
         echo(f"The state is at these offsets, one line per source. The new query must start there:\n{lines}")
 
 
-def warn_if_running(root: str, options: "StoreOptions", remedy: str = "Stop the query first.") -> None:
+def warn_if_running(root: str, options: "StoreOptions", remedy: str = STOP_FIRST) -> None:
     """Warn on standard error if the query below a root runs by its status. The command's record would fence it."""
     from riffle_spark.observe.units import show_duration
     from riffle_spark.offline.root_status import read_status

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from riffle_spark.console.options import check_folder, echo, root_options, show_plan, usage_errors, warn_if_running
+from riffle_spark.console.options import (
+    STOP_FIRST,
+    check_folder,
+    echo,
+    root_options,
+    show_plan,
+    usage_errors,
+    warn_if_running,
+)
 from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
@@ -14,7 +22,7 @@ if TYPE_CHECKING:
     from riffle_spark.offline.state_edits import Editor, KeyChoice
 
 _WAIT_SECONDS = 60.0
-_STOP_FIRST = "Stop the query first, or let it change one key itself (--request, with control = on)."
+_STOP_OR_REQUEST = "Stop the query first, or let it change one key itself (--request, with control = on)."
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
@@ -95,7 +103,7 @@ def delete_command(  # noqa: PLR0913 - the command's options
         _request(root, settings, (store, key, None, editor, variable), execute=execute, as_json=as_json)
         return
     keys = KeyChoice(key, keys_file)
-    warn_if_running(root, options_of(settings), *([_STOP_FIRST] if key is not None and not purge else []))
+    warn_if_running(root, options_of(settings), STOP_FIRST if purge or key is None else _STOP_OR_REQUEST)
     if purge:
         plan = _purge(root, settings, store, keys, editor, delivered or checkpoint or False, execute=execute)
     else:
@@ -220,7 +228,7 @@ def set_command(  # noqa: PLR0913 - the command's options
     if request:
         _request(root, settings, (store, key, value, editor, variable), execute=execute, as_json=as_json)
         return
-    warn_if_running(root, options_of(settings), _STOP_FIRST)
+    warn_if_running(root, options_of(settings), _STOP_OR_REQUEST)
     plan = set_value(
         root,
         store,

@@ -277,6 +277,7 @@ def _used_columns(
     nodes += [above] if above is not None else []
     passing = list(takewhile(lambda node: node.kind in _PASSING, nodes))
     used: frozenset[int] | None = None
+    # Spark's optimiser removes columns that the query does not read after dropDuplicates below it, too.
     if above is not None and above.kind == "Deduplicate" and used_above is not None and len(passing) == len(path):
         used = used_above | _all_attribute_ids(above.all_expressions)
     for node in reversed(passing):

@@ -4,7 +4,6 @@ A changed query continues, migrates or refuses its stored state. It never gives 
 """
 
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
@@ -22,8 +21,6 @@ ACCEPT: Final = "riffle.accept"
 """The option that lists columns and stores to continue although their meaning has changed."""
 TAKE_OVER: Final = "riffle.take_over"
 """The option that lists columns of a ``Stateful`` operator's state to continue."""
-_GENERATED: Final = re.compile(r"_aggregateexpression(_\d+)?")
-"""A name that Spark 4 generates for a result, made unique. Names of buffers begin with it."""
 
 
 def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
@@ -282,22 +279,11 @@ def _check_aliases(stage: PlannedStage, stored: Mapping[str, str], accepted: str
     results = {name: meaning for name, meaning in stage.meanings.items() if name not in stage.keys.names}
     for name, meaning in results.items():
         if name not in stored and not _is_listed(name, accepted) and meaning in unused:
-            generated = _GENERATED.match(unused[meaning])
-            if generated:
-                # Cause: Earlier versions of riffle did not read aliases that Spark 4 moves above the aggregate, as it
-                # does for count_if and BETWEEN.
-                raise ConfigError(
-                    f"The result stored under Spark's name {unused[meaning]!r} ({meaning}) is now called {name!r}.",
-                    remedy=f"Give the result the alias {generated[0]!r} and rename it in a select after it. Or set "
-                    f"option({ACCEPT!r}, {name!r}) to start it without stored values and drop the stored ones.",
-                    where=stage.store,
-                    id="RIFFLE-1810",
-                )
             # Cause: Stored columns are found by the alias of the result, so a renamed result would start empty.
             raise ConfigError(
                 f"The result stored as {unused[meaning]!r} ({meaning}) is now called {name!r}.",
-                remedy=f"Keep the alias and rename the result in a select after it, or set option({ACCEPT!r}, "
-                f"{name!r}) to start it without stored values and drop the stored ones.",
+                remedy="Keep the alias with which the stored name begins, and rename the result in a select after it. "
+                f"Or set option({ACCEPT!r}, {name!r}) to start it without stored values and drop the stored ones.",
                 where=stage.store,
                 id="RIFFLE-0338",
             )

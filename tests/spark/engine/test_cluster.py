@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,12 +19,12 @@ from riffle_spark.spark.engine.background import BackgroundThread
 from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.state.objects.options import StoreOptions
+from tests.kit.streams.sleeping_job import LONG_SECONDS, sleeping
 from tests.kit.streams.streaming import settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
 
 MASTER = "local-cluster[2,1,600]"
-LONG_SECONDS = 60
 
 
 @pytest.fixture(autouse=True)
@@ -80,19 +80,6 @@ def test_an_upkeep_job_sets_its_own_pool_and_restores_the_thread(spark: SparkSes
     assert [context.getLocalProperty(name) or None for name in names] == ["mine", "batch", None]
     for name in names:
         context.setLocalProperty(name, None)  # type: ignore[arg-type]
-
-
-def sleeping(
-    spark: SparkSession, started: Path, seconds: float = LONG_SECONDS, tasks: int = 1
-) -> Callable[[], list[str]]:
-    """Return a job whose tasks create the file ``started`` and then sleep."""
-
-    def sleep(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        started.touch()
-        time.sleep(seconds)
-        yield from batches
-
-    return lambda: [row[0] for row in spark.range(0, tasks, 1, tasks).mapInArrow(sleep, "id long").collect()]
 
 
 def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path) -> None:

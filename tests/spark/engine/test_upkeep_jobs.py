@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,24 +25,10 @@ from riffle_spark.spark.engine.background import BackgroundThread
 from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.state.objects.options import StoreOptions
+from tests.kit.streams.sleeping_job import LONG_SECONDS, sleeping
 from tests.kit.streams.streaming import settings_in, wait_for
 
 pytestmark = pytest.mark.spark
-
-LONG_SECONDS = 60
-
-
-def sleeping(
-    spark: SparkSession, started: Path, seconds: float = LONG_SECONDS, tasks: int = 1
-) -> Callable[[], list[str]]:
-    """Return a job whose tasks create the file ``started`` and then sleep."""
-
-    def sleep(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        started.touch()
-        time.sleep(seconds)
-        yield from batches
-
-    return lambda: [row[0] for row in spark.range(0, tasks, 1, tasks).mapInArrow(sleep, "id long").collect()]
 
 
 def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -197,22 +197,6 @@ def test_a_result_keeps_its_stored_values_under_its_alias_only() -> None:
     continue_with(renamed, accepted="sum")
 
 
-def test_a_result_under_a_generated_name_is_refused_with_that_name() -> None:
-    """Earlier versions stored results of ``count_if`` under names of Spark's. The error names the alias that continues
-    them.
-    """
-    mean = {f"mean_{buffer}": f"avg(n): {buffer}" for buffer in ("sum", "count")}
-    key = pa.schema({"page": pa.string()})
-    names = {"_aggregateexpression_2_sum": mean["mean_sum"], "_aggregateexpression_2_count": mean["mean_count"]}
-    schema = PlainColumns("totals", key, pa.schema(dict.fromkeys(names, pa.int64())))
-    stored = {"totals": make_recorded_text(None, schema, 0, names)}
-    with pytest.raises(ConfigError, match=r"RIFFLE-1810.*'_aggregateexpression_2_sum'.*'mean_sum'") as refused:
-        check_stored([replace(stage(STATE, key), meanings=mean)], stored, "", "")
-    assert "the alias '_aggregateexpression_2' and rename" in refused.value.remedy
-    check_stored([replace(stage(STATE, key), meanings=names)], stored, "", "")
-    check_stored([replace(stage(STATE, key), meanings=mean)], stored, "mean_sum, mean_count", "")
-
-
 def test_new_and_removed_results_are_named_in_warnings(caplog: pytest.LogCaptureFixture) -> None:
     """A warning names a result that starts empty, and another one a result whose stored values are dropped."""
     continue_with({"visits": MEANT["visits"], "most": MEANT["most"]})
