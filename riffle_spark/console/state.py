@@ -181,7 +181,7 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
         return
     rows = [_change_row(change, after) for change in changes]
     show_table(_as_table(rows))
-    echo(f"{count} rows changed from batch {versions['from']} to {versions['to']}.")
+    echo(f"{count} {'row' if count == 1 else 'rows'} changed from batch {versions['from']} to {versions['to']}.")
 
 
 @state_command.command("history")

@@ -81,6 +81,8 @@ def test_changes_between_two_batches_are_shown(query: World) -> None:
     shown = CliRunner().invoke(main, ["state", "diff", root, "--from", "0", "--store", "totals"]).output
     assert "1 -> 4" in shown
     assert "3 rows changed from batch 0 to 2." in shown
+    one_key = ["state", "diff", root, "--from", "0", "--to", "1", "--store", "totals", "--key", "a"]
+    assert "1 row changed from batch 0 to 1." in CliRunner().invoke(main, one_key).output
 
 
 def test_all_states_of_a_key_are_shown(query: World) -> None:
