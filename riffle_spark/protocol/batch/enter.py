@@ -1,9 +1,10 @@
 """Decide whether a batch runs, is a repeat, or is refused, by the newest record of the log and the settings."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 
-from riffle_spark.errors import ConfigError, ConflictError, command
+from riffle_spark.errors import UNREADABLE, ConfigError, ConflictError, command
 from riffle_spark.protocol.batch.acceptance import is_accepted
 from riffle_spark.protocol.batch.initial import check_initial
 from riffle_spark.protocol.batch.stored_requests import read_requests
@@ -78,8 +79,20 @@ def _end_offsets(entry: str) -> list[str]:
 def _has_same_input(tail: Record, incoming: IncomingBatch) -> bool:
     """Return whether a repeated batch has the input of record ``tail``, by its offset-log entry or else its digest."""
     if tail.offsets is not None and incoming.offsets is not None:
-        return tail.offsets == incoming.offsets
+        return _content(tail.offsets) == _content(incoming.offsets)
     return tail.input_digest is not None and tail.input_digest == incoming.input_digest
+
+
+def _content(entry: str) -> tuple[object, list[str]]:
+    """Return the metadata and the source lines of an offset-log entry, or the whole entry if it is not one of Spark's.
+
+    Spark 3.5 and Spark 4 write the settings in the metadata in different orders.
+    """
+    lines = entry.split("\n")
+    try:
+        return json.loads(lines[1]), lines[2:]
+    except UNREADABLE:
+        return None, lines
 
 
 def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:

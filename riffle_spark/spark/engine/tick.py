@@ -16,7 +16,10 @@ row.
     ...
     tick.stop()  # after the end of the query
 
-4. Every wrapped query has a tick from its first start on, because Spark's checkpoint fixes the number of sources. A
+4. After a restart the stream has no offset until a batch has arrived, so Spark keeps the tick's offset in its
+   checkpoint. An offset below it would end the query, and each later start. The checkpoint may advance after it was
+   read here, because Spark stops an earlier run of the query only when it starts the new one.
+5. Every wrapped query has a tick from its first start on, because Spark's checkpoint fixes the number of sources. A
    query that continues the checkpoint of a ``foreachBatch`` job never has a tick.
 """
 
@@ -58,6 +61,8 @@ _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 """If it is false, Spark also runs no batch for its own operators when the watermark advances."""
 _RETRY_MS = 1_000
 """The delay before a batch for a key that was already due in the previous batch."""
+_AHEAD = 1_000
+"""How far the offset of a start's own batch is ahead of the checkpoint. An earlier run that still ends adds fewer."""
 
 
 class Tick:
@@ -74,6 +79,7 @@ class Tick:
         self._by_clock = by_clock and not once
         self._alarm = Alarm(self._ring)
         self._stream: Any = None
+        self._has_offset = False
         self._without_rows = not once and str(spark.conf.get(_NO_DATA, "true")).lower() == "true"
         self._has_warned = False
 
@@ -94,11 +100,8 @@ class Tick:
             return frame
         self._stream = _stream(frame)
         number, is_batch_due = reached
-        if number > _NEVER:
-            offset = _class_named(self._spark, _NUMBERS)(number)
-            for field in ("currentOffset", "lastOffsetCommitted"):
-                getattr(self._stream, f"{field}_$eq")(offset)
         if is_batch_due and (self._by_clock or self._without_rows):
+            self._set_offset(number + _AHEAD)
             self.now()
         return frame.union(compat.kept_without_rows(DataFrame(self._stream.toDF(), frame.sparkSession)))
 
@@ -118,6 +121,8 @@ class Tick:
         if self._stream is None:
             return
         try:
+            if not self._has_offset:
+                self._set_offset(_tick_offset((incoming.offsets or _NOTHING).rpartition("\n")[2]))
             if by_watermark and self._without_rows and _advances_watermark(batch, incoming.watermark_ms or 0):
                 self.now()
                 if incoming.available_now:
@@ -140,6 +145,12 @@ class Tick:
         """Cancel the scheduled batch, and schedule no more. May be called more than once."""
         self._alarm.stop()
 
+    def _set_offset(self, number: int) -> None:
+        """Set the stream's offset, once per start. The next batch has a greater one."""
+        if number > _NEVER:
+            getattr(self._stream, "currentOffset_$eq")(_class_named(self._spark, _NUMBERS)(number))
+        self._has_offset = True
+
     def _ring(self) -> None:
         """Start a batch that is due by processing time. Log errors, because the JVM may be shutting down."""
         try:
@@ -151,7 +162,7 @@ class Tick:
         """Return the tick's offset in the newest entry of Spark's offset log, and whether a batch is due at once.
 
         A batch is due if the newest batch is committed and advanced the watermark. Return ``None`` if the entry has no
-        tick. With a wrong offset Spark would read the stream again, or run batches for ever.
+        tick.
         """
         try:
             return _reached(self._spark, self._checkpoint, _sources(frame), by_clock=self._by_clock)
@@ -179,13 +190,18 @@ def _reached(
     # With as many offsets as sources there is no tick, unless a source was added since. Then the last one is a tick's.
     if len(offsets) == len(sources) and (sources[-1] in _SAME_OFFSET_FORM or not _TICK_OFFSET.fullmatch(offsets[-1])):
         return None
-    number = _NEVER if offsets[-1] == _NOTHING else int(offsets[-1])
+    number = _tick_offset(offsets[-1])
     committed = _newest(spark, _COMMITS, f"{checkpoint}/commits")
     if committed is None or committed[0] != batch:
         return number, False  # Spark repeats that batch, which schedules the next one
     watermark_ms = json.loads(metadata)["batchWatermarkMs"]
     next_watermark_ms = json.loads(committed[1][1])["nextBatchWatermarkMs"]
     return number, by_clock or next_watermark_ms > watermark_ms
+
+
+def _tick_offset(line: str) -> int:
+    """Return the offset in the tick's line of an offset-log entry."""
+    return _NEVER if line == _NOTHING else int(line)
 
 
 def query_id_in(spark: SparkSession, checkpoint: str) -> str | None:

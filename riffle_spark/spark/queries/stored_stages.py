@@ -24,22 +24,24 @@ TAKE_OVER: Final = "riffle.take_over"
 
 
 def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
-    """Raise ``ConfigError`` if windows were stored in complete mode and ``mode`` is not complete, or the reverse.
+    """Raise ``ConfigError`` if windows that end were kept and are to be deleted, or the reverse.
 
     ``stored`` has the recorded schemas by store. Sessions are stored alike in every mode.
     """
     for stage in stages:
         schema = stored.get(stage.store, {})
-        if stage.buffers is None or stage.late is None or not read_meanings(schema):
+        deleted_windows = "due" in schema
+        deletes_windows = stage.late is not None and mode != "complete"
+        if stage.buffers is None or not read_meanings(schema) or deleted_windows == deletes_windows:
             continue
-        deletes_windows = "due" in schema
-        if deletes_windows == (mode != "complete"):
-            continue
-        earlier = "outputMode('append') or outputMode('update')" if deletes_windows else "outputMode('complete')"
+        changes = ("keeps all windows", "deletes windows that end")
+        # Cause: The output mode was changed from or to complete, or withWatermark was added or removed.
         raise ConfigError(
-            f"The state was written with {earlier}, and outputMode({mode!r}) cannot continue it: complete mode keeps "
-            "all windows, the other modes delete windows that end.",
-            remedy=f"Set {earlier} again, or name a new store to start without state: option('riffle.stores', 'NAME').",
+            f"The query {changes[deletes_windows]}, but its state was written by a query that "
+            f"{changes[deleted_windows]}. A query keeps all windows with outputMode('complete') or without "
+            "withWatermark.",
+            remedy="Set outputMode and withWatermark as before, or name a new store to start without state: "
+            "option('riffle.stores', 'NAME').",
             where=stage.store,
             id="RIFFLE-0327",
         )

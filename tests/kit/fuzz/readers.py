@@ -37,6 +37,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "process/plans/cut": _OF_SPARK,
     "process/plans/plan_values": _OF_SPARK,
     "process/types/spark_schemas": ("columns of Spark",),
+    "protocol/batch/enter": _OF_SPARK,
     "protocol/batch/mailbox": ("mailbox",),
     "protocol/batch/stored_requests": "its own JSON; the rest is in `record`",
     "protocol/shards": ("record",),

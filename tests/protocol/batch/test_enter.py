@@ -65,6 +65,19 @@ def test_the_last_committed_batch_is_skipped_as_a_repeat() -> None:
     assert decide(TAIL, incoming(5), ROOT, Settings()) is Decision.REPEAT
 
 
+def test_a_repeat_is_found_after_an_upgrade_of_spark() -> None:
+    """A batch is a repeat although another version of Spark writes the settings of its entry in another order. A batch
+    with other offsets, watermark, time or settings is refused.
+    """
+    stored = 'v1\n{"batchWatermarkMs":1,"batchTimestampMs":2,"conf":{"a":"3","b":"4"}}\n{"t":{"0":5}}'
+    tail = replace(TAIL, offsets=stored)
+    upgraded = stored.replace('"a":"3","b":"4"', '"b":"4","a":"3"')
+    assert decide(tail, incoming(5, offsets=upgraded), ROOT, Settings()) is Decision.REPEAT
+    for number in "12345":
+        changed = upgraded.replace(f":{number}", ":9").replace(f'"{number}"', '"9"')
+        assert conflict(tail, incoming(5, offsets=changed)).id == "RIFFLE-0214"
+
+
 @pytest.mark.parametrize(
     ("store", "delivers", "rows"), [("new", True, 1), ("old", False, 1), ("old", True, 1), ("new", True, 0)]
 )

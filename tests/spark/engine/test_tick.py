@@ -55,6 +55,7 @@ class Query:
         self.reports: list[BatchReport] = []
         self.seen: list[ObservedBatch] = []
         self.fails_at: tuple[int, str] | None = None
+        self.before_start: Callable[[], object] | None = None
         self._closed: list[int] = []
 
     def add(self, *seconds: int) -> None:
@@ -63,7 +64,7 @@ class Query:
 
     @contextmanager
     def running(
-        self, *, ticks: bool = True, available_now: bool = False, once: bool = False
+        self, *, ticks: bool = True, available_now: bool = False, once: bool = False, by_clock: bool = False
     ) -> Iterator[StreamingQuery]:
         """Run the query in the block. Without ``ticks`` the tick source exists, but the job never asks it for
         a batch.
@@ -71,8 +72,11 @@ class Query:
         rows = self.feed.stream(self.spark).withWatermark("ts", "10 seconds")
         rows = rows.select(F.window("ts", "5 seconds")["end"].alias("end"), "k")
         windows = self.operator("windows", ("end", "k"), CountedWindows("append"))
-        tick = Tick(self.spark, str(self.folder / "checkpoint"), once=once)
+        tick = Tick(self.spark, str(self.folder / "checkpoint"), by_clock=by_clock, once=once)
         with self.job_on(rows, tick, [windows], ticks=ticks) as job:
+            before_start, self.before_start = self.before_start, None
+            if before_start is not None:
+                before_start()
             ends = {"once": True} if once else {"availableNow": True}
             trigger = ends if once or available_now else {"processingTime": "0 seconds"}
             query = start(*job, self.folder / "checkpoint", **trigger)
@@ -198,6 +202,30 @@ def test_only_a_moved_watermark_causes_a_batch_without_rows(query: Query) -> Non
         ObservedBatch(5, 1, []),
         ObservedBatch(6, 0, [35, 45]),
     ]
+
+
+@pytest.mark.parametrize("by_clock", [False, True])
+def test_an_earlier_run_may_add_ticks_until_a_start_ends_it(query: Query, by_clock: bool) -> None:
+    """A start reads the checkpoint before Spark ends an earlier run. Ticks that this run adds in between end neither
+    the new run nor later ones.
+    """
+    query.add(1, 12)
+    with query.running() as earlier:
+        earlier.processAllAvailable()
+
+        def add_ticks() -> None:
+            for second in (20, 30):
+                query.add(second)
+                earlier.processAllAvailable()
+
+        query.before_start = add_ticks
+        with query.running(available_now=True, by_clock=by_clock) as run:
+            ended(run)
+    for second in (40, 50):
+        query.add(second)
+        with query.running(available_now=True) as run:
+            ended(run)
+    assert [batch.closed for batch in query.ran() if batch.closed] == [[5], [15], [25], [35]]
 
 
 def test_a_failed_batch_of_a_tick_is_repeated_after_a_restart(query: Query) -> None:

@@ -35,11 +35,14 @@ def grouped(*results: str, by: str = "page") -> Made:
     return lambda events: events.groupBy(F.expr(by)).agg(*map(F.expr, results))
 
 
-def windowed(size: str, delay: str = "10 seconds", slide: str | None = None) -> Made:
-    """Return a query that counts in windows."""
-    return lambda events: (
-        events.withWatermark("at", delay).groupBy(F.window("at", size, slide)).agg(F.count("*").alias("c"))
-    )
+def windowed(size: str, delay: str | None = "10 seconds", slide: str | None = None) -> Made:
+    """Return a query that counts in windows. Without a ``delay`` there is no watermark."""
+
+    def make(events: DataFrame) -> DataFrame:
+        timed = events.withWatermark("at", delay) if delay else events
+        return timed.groupBy(F.window("at", size, slide)).agg(F.count("*").alias("c"))
+
+    return make
 
 
 def sessions(gap: str) -> Made:
@@ -191,6 +194,7 @@ BASES = {
             "another delay": Edit(windowed("10 seconds", "20 seconds"), ("c", [(2,)])),
             "rows once closed": Edit(windowed("10 seconds"), ("c", []), mode="append"),
             "complete results": Edit(windowed("10 seconds"), refused="RIFFLE-0327", mode="complete"),
+            "no watermark": Edit(windowed("10 seconds", None), refused="RIFFLE-0327", mode="update"),
             "complete results of a new store": Edit(
                 windowed("10 seconds"), ("c", [(1,)]), mode="complete", options={"riffle.stores": "anew"}
             ),
@@ -203,6 +207,14 @@ BASES = {
         {
             "the same": Edit(windowed("10 seconds"), ("c", [(2,)])),
             "windows that end": Edit(windowed("10 seconds"), refused="RIFFLE-0327", mode="update"),
+        },
+    ),
+    "windows without a watermark": Base(
+        windowed("10 seconds", None),
+        "update",
+        {
+            "complete results": Edit(windowed("10 seconds"), ("c", [(2,)]), mode="complete"),
+            "a watermark": Edit(windowed("10 seconds"), refused="RIFFLE-0327", mode="update"),
         },
     ),
     "sessions": Base(sessions("5 seconds"), "complete", {"another gap": Edit(sessions("20 seconds"), ("c", [(2,)]))}),
