@@ -8,14 +8,15 @@ Theory of operation.
    one row without an element. It applies before the other rows of its batch and key.
 3. Expired keys leave no row in a delta. If a batch moves the timer of a key-group forward, its expired keys are found
    in the whole state of the key-group. They are deletes of this batch.
-4. If a record has no deltas that lead from the batch before (a dispatch, an adopt), both states are compared.
+4. If a record has no deltas that lead from the batch before (a purge, a rewrite), both states are compared.
+5. `riffle dispatch` moves keys to other key-groups and changes none. So the changes before and after its record are
+   read, and its record is not compared with the one before.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +36,7 @@ from riffle_spark.state.schemas.variable_kinds import NO_DUE, NO_ELEMENT, TIMER
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.state_tables.differences import DELETE, UPDATE, compare_rows
 from riffle_spark.state_tables.fetched_parts import Part, fetch_parts
-from riffle_spark.state_tables.state_view import StateRoot, StateTable, StateView
+from riffle_spark.state_tables.state_view import StateRoot, StateTable
 
 BATCH_ID: Final = "batch_id"
 CHANGE_TYPE: Final = "change_type"
@@ -74,12 +75,21 @@ def changes_schema(table: StateTable) -> pa.Schema:
     return pa.schema([pa.field(BATCH_ID, pa.int64()), pa.field(CHANGE_TYPE, pa.string()), *fields])
 
 
-def views_of_batches(root: StateRoot, first: int, last: int) -> list[StateView]:
-    """Return the state before batch ``first``, and after each batch from it to ``last``, in order.
+class _Stretch(NamedTuple):
+    """Records ``before`` and ``after`` of one division into key-groups. The changes between them are of a batch."""
 
-    It is the state in the batch's own record. So a later change by an operator counts as a change of the next batch,
-    and a stream that has read the batch does not miss it. Reads the records of all of these batches. Raises
-    ``ConfigError`` if one of them, or the batch before, is not retained.
+    version: int
+    before: Record | None
+    after: Record
+
+
+def _stretches_of_batches(root: StateRoot, first: int, last: int) -> list[_Stretch]:
+    """Return the records between which batches ``first`` to ``last`` changed state, in order.
+
+    A batch ends at its own record. So a later change by an operator counts as a change of the next batch, and a stream
+    that has read the batch does not miss it. A change of the division ends a stretch of the next batch, and starts
+    another. Reads the records of all of these batches. Raises ``ConfigError`` if one of them, or the batch before, is
+    not retained.
     """
     if first > last or last > root.records.tail.version:
         raise ConfigError(
@@ -89,14 +99,18 @@ def views_of_batches(root: StateRoot, first: int, last: int) -> list[StateView]:
             id="RIFFLE-1561",
         )
     of_batch: dict[int, Record] = {}
-    newer: int | None = None
+    switches: dict[int, list[tuple[Record, Record]]] = {}
+    newer: Record | None = None
     for record in root.records.iterate():
-        if record.version < first - 1 or (newer == first - 1 != record.version):
+        is_same_batch = newer is not None and record.version == newer.version
+        if record.version < first - 1 or (newer is not None and newer.version == first - 1 and not is_same_batch):
             break
-        if record.version == newer or record.version not in of_batch:
+        if newer is not None and is_same_batch and record.division != newer.division:
+            switches.setdefault(record.version + 1, []).insert(0, (record, newer))
+        if is_same_batch or record.version not in of_batch:
             of_batch[record.version] = record
-        newer = record.version
-    records = [of_batch[version] for version in range(first - 1, last + 1) if version in of_batch]
+        newer = record
+    records = {version: of_batch[version] for version in range(first - 1, last + 1) if version in of_batch}
     has_start = first == 0 or first - 1 in of_batch
     if not has_start or len(records) < last - first + 1 + (first - 1 in of_batch):
         oldest = min(of_batch, default=root.records.tail.version) + 1
@@ -108,7 +122,14 @@ def views_of_batches(root: StateRoot, first: int, last: int) -> list[StateView]:
             where="changeStartBatchId",
             id="RIFFLE-1562",
         )
-    return [root.view_of(record) for record in records]
+    stretches: list[_Stretch] = []
+    for version in range(first, last + 1):
+        before = records.get(version - 1)  # absent before the first batch
+        for end, start in switches.get(version, ()):
+            stretches.append(_Stretch(version, before, end))
+            before = start
+        stretches.append(_Stretch(version, before, records[version]))
+    return stretches
 
 
 def read_changes(
@@ -142,15 +163,16 @@ def collect_steps(table: StateTable, first: int, last: int, key_groups: Iterable
 
     Raises ``ConfigError`` if the batches are not retained.
     """
-    views = views_of_batches(table.view.root, first, last)
+    root = table.view.root
     chosen = table.find_key_groups(None, key_groups)
-    entries = [view.entries(table.store, chosen) for view in views]
-    versions = [view.record.version for view in views]
-    if versions[0] >= first:  # no state before the first batch
-        entries.insert(0, {})
-        versions.insert(0, first - 1)
+    entries_of: dict[int | None, dict[int, Entry]] = {None: {}}
     steps: dict[int, list[Step]] = {}
-    for (before, after), version in zip(pairwise(entries), versions[1:], strict=True):
+    for version, first_record, last_record in _stretches_of_batches(root, first, last):
+        for record in (first_record, last_record):
+            if record is not None and record.sequence not in entries_of:
+                entries_of[record.sequence] = root.view_of(record).entries(table.store, chosen)
+        before = entries_of[None if first_record is None else first_record.sequence]
+        after = entries_of[last_record.sequence]
         for number in sorted(before.keys() | after.keys()):
             step = Step(version, before.get(number, EMPTY), after.get(number, EMPTY))
             if (step.before.head, step.before.timer_ms) != (step.after.head, step.after.timer_ms):

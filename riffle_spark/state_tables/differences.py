@@ -1,10 +1,11 @@
 """The net changes of state between two batches.
 
 Key-groups whose state has the same head and timer in both batches are skipped. The others are read at both batches, one
-after the other, and compared by key (and by index, map key or time, in tables of variables).
+after the other, and compared by key (and by index, map key or time, in tables of variables). If the state was divided
+differently at the two batches (`riffle dispatch`), keys are in other key-groups, so all of them are compared at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.nested_keys import encode_nested_keys
+from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state_tables.fetched_parts import fetch_parts
 from riffle_spark.state_tables.requested_keys import RequestedKeys
 from riffle_spark.state_tables.row_differences import mask_differing_rows
@@ -40,32 +42,40 @@ class Difference(NamedTuple):
 def iterate_differences(
     before: StateTable, after: StateTable, keys: RequestedKeys | None = None, key_groups: Iterable[int] | None = None
 ) -> Iterator[Difference]:
-    """Yield what changed from one table to another of the same store and columns, by key-group."""
-    chosen = after.find_key_groups(keys, key_groups)
-    old_entries = before.view.entries(before.store, chosen)
-    new_entries = after.view.entries(after.store, chosen)
-    for key_group in sorted(old_entries.keys() | new_entries.keys()):
-        old_entry = old_entries.get(key_group)
-        new_entry = new_entries.get(key_group)
-        if (
-            old_entry is not None
-            and new_entry is not None
-            and (old_entry.head, old_entry.timer_ms) == (new_entry.head, new_entry.timer_ms)
-        ):
-            continue
-        sides: list[pa.Table] = []
-        for table, entry in ((before, old_entry), (after, new_entry)):
-            try:
-                reader = table.view.new_reader()
-                entries = {} if entry is None else {key_group: entry}
-                parts = fetch_parts(reader, table.store, entries, after.store_schema, keys)
-            except CorruptStateError as error:
-                raise table.view.root.explain(error, table.view.record) from error
-            timer_ms = None if entry is None else entry.timer_ms
-            sides.append(after.rows_of(keys)(key_group, parts.get(key_group, []), timer_ms))
-        difference = compare_rows(*sides)
-        if len(difference.changes):
-            yield difference
+    """Yield what changed from one table to another of the same store and columns, by key-group.
+
+    Memory holds a key-group, or the whole state of both tables if it was divided differently.
+    """
+    old_entries = before.view.entries(before.store, before.find_key_groups(keys, key_groups))
+    new_entries = after.view.entries(after.store, after.find_key_groups(keys, key_groups))
+    pieces: list[list[int]] = [[key_group] for key_group in sorted(old_entries.keys() | new_entries.keys())]
+    if before.view.record.division != after.view.record.division:
+        pieces = [[key_group for piece in pieces for key_group in piece]]
+    for piece in pieces:
+        old = {key_group: old_entries[key_group] for key_group in piece if key_group in old_entries}
+        new = {key_group: new_entries[key_group] for key_group in piece if key_group in new_entries}
+        if _heads(old) != _heads(new):
+            difference = compare_rows(_rows_of(before, after, old, keys), _rows_of(after, after, new, keys))
+            if len(difference.changes):
+                yield difference
+
+
+def _heads(entries: Mapping[int, Entry]) -> dict[int, tuple[object, ...]]:
+    """Return the identity of the state of each key-group."""
+    return {key_group: (entry.head, entry.timer_ms) for key_group, entry in entries.items()}
+
+
+def _rows_of(
+    table: StateTable, columns: StateTable, entries: Mapping[int, Entry], keys: RequestedKeys | None
+) -> pa.Table:
+    """Return the rows of key-groups of ``table``, with the columns of the table ``columns``."""
+    try:
+        parts = fetch_parts(table.view.new_reader(), table.store, entries, columns.store_schema, keys)
+    except CorruptStateError as error:
+        raise table.view.root.explain(error, table.view.record) from error
+    rows_of = columns.rows_of(keys)
+    tables = [rows_of(number, parts.get(number, []), entry.timer_ms) for number, entry in entries.items()]
+    return pa.concat_tables([rows_of(0, [], None), *tables])
 
 
 def compare_rows(before: pa.Table, after: pa.Table) -> Difference:

@@ -3,12 +3,12 @@
 Theory of operation.
 
 1. ``tail.promised`` is the oldest record whose objects are retained. Older records are not offered.
-2. A rollback discards the records between its target and itself. So the history is a list of *stretches*: ranges of
-   record numbers without a rollback in between. The number of rollbacks in a record never decreases, so a stretch's
-   start is found by bisection.
+2. A rollback discards the records between its target and itself, and after an adopt batch ids start at those of
+   another checkpoint. So the history is a list of *stretches*: ranges of record numbers without a rollback or another
+   query in between. A stretch's start is found by bisection.
 3. Within a stretch a record's batch id is at most one above that of the record before. So the record of a batch is
    found by a jump of as many records as batches lie between. Only records without a batch (claims, operator requests)
-   make further steps necessary. An adopt restarts batch ids.
+   make further steps necessary.
 4. Records are in the order of their times.
 
 Opening the log as a driver does would send more requests, because a driver also checks the records before the newest.
@@ -36,7 +36,7 @@ _READ_AHEAD = 16
 
 
 class _Stretch(NamedTuple):
-    """The numbers ``first`` to ``last`` of records that follow each other without a rollback after ``first``."""
+    """The numbers ``first`` to ``last`` of records without a rollback or an adopt by another query after ``first``."""
 
     first: int
     last: int
@@ -123,19 +123,20 @@ class RetainedRecords:
             first = self._find_stretch_start(record)
             yield _Stretch(first, record.sequence)
             target = self._read(first).target
-            if target is None or min(target, first - 1) < self._oldest:
+            previous = first - 1 if target is None else min(target, first - 1)
+            if previous < self._oldest:
                 return
-            record = self._read(min(target, first - 1))
+            record = self._read(previous)
 
     def _find_stretch_start(self, last: Record) -> int:
-        """Return the number of the first retained record that has as many rollbacks as ``last``."""
+        """Return the number of the first retained record that has the query and as many rollbacks as ``last``."""
         low = self._oldest
-        if low >= last.sequence or self._read(low).rollbacks == last.rollbacks:
+        if low >= last.sequence or _stretch_of(self._read(low)) == _stretch_of(last):
             return min(low, last.sequence)
         high = last.sequence
         while high - low > 1:
             middle = (low + high) // 2
-            if self._read(middle).rollbacks == last.rollbacks:
+            if _stretch_of(self._read(middle)) == _stretch_of(last):
                 high = middle
             else:
                 low = middle
@@ -143,6 +144,11 @@ class RetainedRecords:
 
     def _read(self, sequence: int) -> Record:
         return self.tail if sequence == self.tail.sequence else self._log.read(sequence)
+
+
+def _stretch_of(record: Record) -> tuple[int, str]:
+    """Return what all records of a stretch have in common."""
+    return record.rollbacks, record.query_id
 
 
 def _read_newest(objects: ObjectStore, root: str) -> tuple[Record, int]:

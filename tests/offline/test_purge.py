@@ -17,8 +17,8 @@ from riffle_spark import Stateful, aggregate, count, max_, transform_with_state
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.offline import purge
 from riffle_spark.offline.purge import purge_keys
-from riffle_spark.offline.recovery import rollback
-from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys, set_value
 from riffle_spark.offline.verify import verify
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.types.stage_specs import DistinctSpec
@@ -31,6 +31,7 @@ from riffle_spark.testing.harness import Declared
 from tests.kit.root_commands import run_command
 from tests.kit.roots.key_search import find_files, find_objects, made_ids
 from tests.kit.roots.spark_checkpoint import written_checkpoint
+from tests.kit.simulated.world import World, rows_of
 from tests.kit.state.everything import Everything
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -312,3 +313,23 @@ def test_the_purge_command_removes_unfinished_files(tmp_path: Path) -> None:
     assert "out of reach" in done.output
     for path in (tmp_path / "state").rglob("*"):
         assert not path.is_file() or b"secret-key" not in path.read_bytes()
+
+
+def test_adopted_state_is_changed_before_the_first_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adopted state, whose batch is -1, is changed and then purged. An encrypted query continues with it."""
+    monkeypatch.setenv("KEYS", f"a={base64.b64encode(bytes(32)).decode()}")
+    keys = "env:KEYS"
+    world = World(tmp_path / "copies", encryption_keys=keys)
+    world.batch(0, rows_of(("a", 1, 0), ("b", 2, 1)))
+    adopt(world.home.root, str(written_checkpoint(tmp_path / "new", 0, "another")), execute=True)
+    set_value(world.home.root, "totals", "a", '{"total": 40}', WHY, encryption_keys=keys, execute=True)
+    world.query_id = "another"
+    world.start()
+    for version in range(2):
+        world.batch(version, rows_of(("a", 1, version)))
+    assert world.state("totals") == {"a": (3, 42), "b": (1, 2)}
+    adopt(world.home.root, str(written_checkpoint(tmp_path / "third", 0, "third")), execute=True)
+    set_value(world.home.root, "totals", "a", '{"total": 1}', WHY, encryption_keys=keys, execute=True)
+    purge_keys(world.home.root, "totals", KeyChoice("a"), WHY, encryption_keys=keys, execute=True)
+    assert world.memory.list("delta/") == []
+    assert world.state("totals") == {"b": (1, 2)}

@@ -14,6 +14,7 @@ from riffle_spark import Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys
+from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import open_store
@@ -23,7 +24,8 @@ from riffle_spark.state_tables import table_pieces
 from riffle_spark.state_tables.change_feed import BATCH_ID, CHANGE_TYPE, read_changes
 from riffle_spark.state_tables.differences import DELETE, iterate_differences
 from riffle_spark.state_tables.read_state import read_table
-from riffle_spark.state_tables.state_view import open_root
+from riffle_spark.state_tables.requested_keys import RequestedKeys, requested_keys
+from riffle_spark.state_tables.state_view import StateTable, open_root
 from riffle_spark.state_tables.table_columns import ROLE
 from riffle_spark.state_tables.table_pieces import split_changes
 from riffle_spark.testing import Harness
@@ -230,3 +232,39 @@ def test_pieces_of_changes_have_all_changes_once(monkeypatch: pytest.MonkeyPatch
         rows = [row for piece in pieces for row in piece.read().read_all().to_pylist()]
         assert sorted(rows, key=repr) == sorted(read_changes(table, 0, 2).read_all().to_pylist(), key=repr)
         assert split_changes(table, 0, 2, [], StoreOptions(), None) == []
+
+
+def test_a_switch_of_key_groups_is_not_a_change_of_keys() -> None:
+    """A switch to other key-groups changes no key. Changes by an operator around it belong to the next batch."""
+    users = [{"user": f"u{n}"} for n in range(12)]
+    with Harness(Stateful("visits", "user", aggregate(visits=count())), "user string") as query:
+        query.feed(users)
+        query.feed(users[:3])
+        for total, user in ((5, "u9"), (3, "u8")):
+            delete_keys(query.root, "visits", KeyChoice(user), Editor("ticket 7"), execute=True)
+            switch_dispatch(query.root, "key_group", key_groups=total, execute=True)
+        delete_keys(query.root, "visits", KeyChoice("u7"), Editor("ticket 7"), execute=True)
+        query.restart(key_groups=3)
+        query.feed(users[:1])
+        opened = open_root(query.root)
+        newest = opened.view().table(None)
+        changes = read_changes(newest, 2, 2).read_all()
+        kinds = dict(zip(changes["user"].to_pylist(), changes[CHANGE_TYPE].to_pylist(), strict=True))
+        assert changes.num_rows == 4
+        assert kinds == {"u0": "update", "u9": "delete", "u8": "delete", "u7": "delete"}
+        before = opened.view(0).table(None)
+        expected = {"u0": "update", "u1": "update", "u2": "update", "u9": "delete", "u8": "delete", "u7": "delete"}
+        assert changed_users(before, newest, None) == expected
+        keys = requested_keys(["u0", "u5", "u9"], newest.store_schema)
+        assert changed_users(before, newest, keys) == {"u0": "update", "u9": "delete"}
+
+
+def changed_users(before: StateTable, after: StateTable, keys: RequestedKeys | None) -> dict[str, str]:
+    """Return the kind of change of each user that differs between two tables. A user must not be repeated."""
+    kinds: dict[str, str] = {}
+    for difference in iterate_differences(before, after, keys):
+        sides = (difference.changes, difference.before["user"], difference.after["user"])
+        for kind, old, new in zip(*(side.to_pylist() for side in sides), strict=True):
+            assert (old or new) not in kinds
+            kinds[old or new] = kind
+    return kinds

@@ -13,6 +13,7 @@ import pytest
 
 from riffle_spark import Stateful, aggregate, count, max_, read_state, sum_
 from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, UnavailableError
+from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.stages.session_groups import SessionGroups
@@ -33,6 +34,7 @@ from riffle_spark.testing import Harness
 from tests.kit.folders import DATA
 from tests.kit.process.page_windows import operator
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.world import World, rows_of, two_stores
 from tests.kit.state.faulty_store import Fault, FaultyStore
 from tests.process.stages import test_paired_rows as joins
@@ -247,6 +249,20 @@ def test_each_retained_batch_is_read_by_number_or_time(tmp_path: Path) -> None:
     for problem, arguments in problems:
         with pytest.raises(ConfigError, match=problem):
             read_state(world.home.root, **{"store": "totals", **arguments})
+
+
+@pytest.mark.parametrize("batches", [0, 4, 10])
+def test_batches_before_an_adopt_are_read(tmp_path: Path, batches: int) -> None:
+    """Batches before an adopt are read, also if the new checkpoint continues at a much later batch."""
+    world = World(tmp_path / "copies", retained_versions=50, executors=["1"])
+    for version in range(4):
+        world.batch(version, rows_of((f"k{version}", 1, version)))
+    adopt(world.home.root, str(written_checkpoint(tmp_path / "new", batches, "another")), execute=True)
+    world.query_id = "another"
+    world.start()
+    world.batch(batches, rows_of(("new", 1, 0)))
+    rows = {v: read_state(world.home.root, "totals", version=v).read_all().num_rows for v in {*range(4), batches}}
+    assert rows == {0: 1, 1: 2, 2: 3, 3: 4, batches: 5}
 
 
 def open_records(world: World) -> list[Any]:

@@ -37,8 +37,8 @@ _REFUSALS = frozenset(
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 """An escaped character in a mount point, such as a blank."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
-_SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)(?:\.block)?\Z")
-_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block|\.merged|\.stored\.block)?\Z")
+_SEALED = re.compile(r"(-?[0-9]+)-([0-9]+-[0-9a-f]+)(?:\.block)?\Z")
+_FETCHED = re.compile(r"(-?[0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block|\.merged|\.stored\.block)?\Z")
 _INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 

@@ -21,7 +21,8 @@ def encryption_place(file: str, store: str, key_group: int) -> Place:
         if snapshot_id:
             return paths.snapshot_place(store, key_group, snapshot_id[0])
         return paths.merged_place(store, key_group, unique)
-    version, _, attempt = name.partition(".")[0].partition("-")
+    version, epoch, unique = name.partition(".")[0].rsplit("-", 2)  # the version may be -1
+    attempt = f"{epoch}-{unique}"
     if name.endswith(MERGED):
         return paths.merged_delta_place(store, key_group, paths.snapshot_id(int(version), attempt))
     return paths.delta_place(store, key_group, int(version), attempt)

@@ -38,7 +38,7 @@ FAR = 10_000
 _DIGITS = 20
 _STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _RESERVED = frozenset({"log", "delta"})
-_DELTA = re.compile(r"delta/(\d{20})/((\d+)-[0-9a-f]{32})\Z")
+_DELTA = re.compile(r"delta/(\d{20}|-\d{19})/((\d+)-[0-9a-f]{32})\Z")
 _SAVEPOINT = re.compile(r"savepoints/(\d{20})-(\d+)-[0-9a-f]{32}\Z")
 _MERGED = re.compile(rf"{_MERGED_FOLDER}/((\d{{20}})-(\d+)-[0-9a-f]{{32}})\Z")
 _SNAPSHOT = re.compile(r"([^/]+)/key_group=(\d{4,})/snapshot/((\d{20})-(\d+)-[0-9a-f]{32})\Z")
@@ -121,7 +121,10 @@ def parse_record_name(name: str) -> int | None:
 
 
 def delta_name(version: int, attempt: str) -> str:
-    """Return the object name of the delta that attempt ``<epoch>-<attempt id>`` sealed in batch ``version``."""
+    """Return the object name of the delta that attempt ``<epoch>-<attempt id>`` sealed in batch ``version``.
+
+    The version is -1 if an operator changed adopted state on which no batch ran.
+    """
     return f"delta/{version:0{_DIGITS}d}/{attempt}"
 
 

@@ -159,6 +159,11 @@ class Record:
     between: tuple[int, ...] = ()
 
     @property
+    def division(self) -> tuple[bool, int]:
+        """How keys are divided into key-groups. `riffle dispatch` changes it."""
+        return self.dispatch == "key_group", self.total
+
+    @property
     def bases(self) -> tuple[int, ...]:
         """The records whose changes precede ``entries``, the full record first. Empty in a full record."""
         return () if self.full == self.sequence else (self.full, *self.between)
