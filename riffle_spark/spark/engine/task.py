@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ _ANSWER_SECONDS = 0.03
 """The time that a result takes to leave the process."""
 _TASK_FUNCTION = "worker"
 """The function of ``pyspark.daemon`` that runs tasks."""
+_REUSE_VARIABLE = "SPARK_REUSE_WORKER"
+"""Spark sets it for its Python workers unless ``spark.python.worker.reuse`` is false."""
 
 
 class ReceiptChannel(NamedTuple):
@@ -95,7 +98,7 @@ def _run(
         StoreInput(order, compute, _rows_of(order, rows, shared_columns))
         for order, (_, compute, _) in zip(orders, works, strict=True)
     ]
-    answers = run_slots(stores, slot, executor_id(), later=_run_after_result)
+    answers = run_slots(stores, slot, executor_id(), later=_tidy)
     schemas = [schema for _, _, schema in works]
     chunks = chunk_results(_cast_results(answers, schemas), schemas)
     if run is not None:
@@ -149,6 +152,17 @@ def _with_offsets(array: pa.Array) -> pa.Array:
     else:
         return array
     return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [elements])
+
+
+def _tidy(work: Callable[[], None]) -> None:
+    """Run work after the result. If the process ends with its task, run it now, because a thread would be killed.
+
+    That is so with ``spark.python.worker.reuse`` = false, and without ``pyspark.daemon``.
+    """
+    if os.environ.get(_REUSE_VARIABLE) and _connection() is not None:
+        _run_after_result(work)
+    else:
+        work()
 
 
 def _run_after_result(work: Callable[[], None]) -> None:
