@@ -421,8 +421,8 @@ class Driver:
             # command that ran with --execute.
             raise FencedError(
                 f"Another driver or a command has appended to {self._home.root}.",
-                remedy="Do nothing if another driver of the query runs. After a command such as riffle rollback, wait "
-                "until it has ended, and start the query again.",
+                remedy="Do nothing if another driver of the query runs. After a command such as riffle rollback, start "
+                "it again. Otherwise run riffle verify: a lifecycle rule may have deleted the newest record.",
                 where=self._home.root,
                 id="RIFFLE-0208",
             )

@@ -16,7 +16,13 @@ from riffle_spark.spark.engine.jvm import is_classic
 from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
-from riffle_spark.spark.engine.task import Answering, census_function, upkeep_function, warm_function
+from riffle_spark.spark.engine.task import (
+    Answering,
+    census_function,
+    leaving_time_to_first_attempts,
+    upkeep_function,
+    warm_function,
+)
 from riffle_spark.spark.engine.worker_python import worker_python_error
 
 UPKEEP_POOL = "riffle-upkeep"
@@ -110,7 +116,11 @@ class SparkCluster:
             if not live:
                 return []
             layout = _layout([executor for executor in live for _ in range(executor.cores if every_core else 1)])
-            frame = self._frame(layout).mapInArrow(function(layout), "answer string")  # type: ignore[arg-type]
+            slots = self._frame(layout)
+            work = function(layout)
+            if self._frames.has_speculation:
+                work = leaving_time_to_first_attempts(work, {slot.number: slot.executor for slot in layout.slots})
+            frame = slots.mapInArrow(work, "answer string")  # type: ignore[arg-type]
             with deadline.watched():
                 rows = frame.collect()
             return [parse(row[0]) for row in rows]

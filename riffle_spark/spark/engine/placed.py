@@ -76,7 +76,8 @@ class PlacedFrames:
     """Caches the frames of the last layouts of a session, and the kept plans of a job.
 
     ``placeable`` is false once placement on executors has failed. ``large_types`` is whether slots return Arrow's large
-    types of strings and binaries. Both are known once ``frame`` was called.
+    types of strings and binaries. ``has_speculation`` is whether Spark starts slow tasks a second time on another
+    executor. All are known once ``frame`` was called.
     """
 
     def __init__(self, capacity: int = 1, *, silent: bool = False) -> None:
@@ -90,6 +91,7 @@ class PlacedFrames:
         self.reductions = Reductions()
         self.placeable = True
         self.large_types = False
+        self.has_speculation = False
 
     def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
         """Return the layout as a frame, from the cache if possible. A new session empties the cache."""
@@ -99,6 +101,7 @@ class PlacedFrames:
             self.outputs = KeptOutputs()
             self._spark = spark
             self.large_types = compat.expects_large_types(spark)
+            self.has_speculation = str(spark.conf.get("spark.speculation", "false")).lower() == "true"
         frame = self._frames.pop(layout, None) or self._build(spark, layout)
         self._frames[layout] = frame
         while len(self._frames) > self._capacity:

@@ -242,6 +242,9 @@ class SparkWork:
 
     def _work(self, order: Order, combined: Combined | None) -> StoreWork:
         """Return the work of a slot for the store of an order."""
+        if self._frames.has_speculation:
+            # A second attempt must not stop because a standby has the copy: Spark would kill the first attempt.
+            order = replace(order, standbys={})
         result = routing.spark_schema(result_schema(order.output))
         schema = routing.arrow_of(result, large=self._frames.large_types)
         if combined is not None:

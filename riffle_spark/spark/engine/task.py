@@ -2,14 +2,17 @@
 
 import gc
 import inspect
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, Home, Order
@@ -30,6 +33,10 @@ _ANSWER_SECONDS = 0.03
 """The time that a result takes to leave the process."""
 _TASK_FUNCTION = "worker"
 """The function of ``pyspark.daemon`` that runs tasks."""
+_SECOND_ATTEMPT_SECONDS = 15.0
+"""The time that a second attempt leaves to the first. Upkeep takes 1 s, and the start of a process some seconds."""
+_REUSE_VARIABLE = "SPARK_REUSE_WORKER"
+"""Spark sets it for its Python workers unless ``spark.python.worker.reuse`` is false."""
 
 
 class ReceiptChannel(NamedTuple):
@@ -95,7 +102,7 @@ def _run(
         StoreInput(order, compute, _rows_of(order, rows, shared_columns))
         for order, (_, compute, _) in zip(orders, works, strict=True)
     ]
-    answers = run_slots(stores, slot, executor_id(), later=_run_after_result)
+    answers = run_slots(stores, slot, executor_id(), later=_tidy)
     schemas = [schema for _, _, schema in works]
     chunks = chunk_results(_cast_results(answers, schemas), schemas)
     if run is not None:
@@ -149,6 +156,17 @@ def _with_offsets(array: pa.Array) -> pa.Array:
     else:
         return array
     return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [elements])
+
+
+def _tidy(work: Callable[[], None]) -> None:
+    """Run work after the result. If the process ends with its task, run it now, because a thread would be killed.
+
+    That is so with ``spark.python.worker.reuse`` = false, and without ``pyspark.daemon``.
+    """
+    if os.environ.get(_REUSE_VARIABLE) and _connection() is not None:
+        _run_after_result(work)
+    else:
+        work()
 
 
 def _run_after_result(work: Callable[[], None]) -> None:
@@ -243,6 +261,25 @@ def _warm(home_json: str) -> str:
     """Open this Python worker's client of the root's store; return the executor's id."""
     store_of(Home.from_json(home_json))
     return executor_id()
+
+
+def leaving_time_to_first_attempts(function: Answering, executors: Mapping[int, str]) -> Answering:
+    """Return a function that waits before it runs on another executor than its slot's. ``executors`` has these by slot.
+
+    With ``spark.speculation`` Spark starts a second attempt of a slow task on another executor, which cannot do the
+    work. If this attempt ended first, Spark would kill the first attempt in the middle of its work.
+    """
+    return lambda batches: function(_wait_elsewhere(batches, executors))
+
+
+def _wait_elsewhere(batches: Iterator[pa.RecordBatch], executors: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches. Wait before a batch of slots of another executor. Spark kills the wait once it is in vain."""
+    for batch in batches:
+        task = TaskContext.get()
+        planned = {executors[slot] for slot in batch.column(0).to_pylist()}
+        if task is not None and task.attemptNumber() > 0 and not planned <= {executor_id()}:
+            time.sleep(_SECOND_ATTEMPT_SECONDS)
+        yield batch
 
 
 def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) -> Iterator[pa.RecordBatch]:

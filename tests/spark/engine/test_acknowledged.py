@@ -1,4 +1,6 @@
-"""A Python worker acknowledges received rows at once, so that the JVM does not wait before it sends the rest."""
+"""A Python worker acknowledges received rows at once, so that the JVM does not wait before it sends the rest. It tidies
+before it ends.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +51,20 @@ def test_a_task_returns_its_result_if_no_thread_can_be_started(monkeypatch: pyte
 
     monkeypatch.setattr(threading.Thread, "start", refusing)
     task._run_after_result(lambda: pytest.fail("it was done"))
+
+
+@pytest.mark.parametrize("reuse", ["", "1"])
+def test_a_worker_that_ends_with_its_task_tidies_before_its_result(reuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python worker that Spark reuses tidies after its result. Another one tidies before, because it ends then."""
+
+    def worker(sock: socket.socket) -> list[str]:
+        events: list[str] = []
+        task._tidy(lambda: events.append("tidied"))
+        return [*events, "result"]
+
+    monkeypatch.setenv("SPARK_REUSE_WORKER", reuse)
+    with socket.socket() as sock:
+        assert worker(sock) == (["result"] if reuse else ["tidied", "result"])
 
 
 @pytest.mark.spark
