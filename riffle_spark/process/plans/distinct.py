@@ -1,7 +1,7 @@
 """A de-duplication as a stage: its key columns, the rows that slots get, and when keys expire.
 
 Slots get whole rows: first the key columns, with structs split into fields, then all others. Floating-point numbers in
-keys are not normalised, because a row that passes must have them unchanged.
+keys are not normalised here. The slots return a key of -0.0 as 0.0.
 """
 
 from collections.abc import Collection, Mapping, Sequence

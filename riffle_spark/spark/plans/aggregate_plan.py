@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.merging.merge_registry import COLLECTED
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import reads_clock
 from riffle_spark.process.plans.grouping_keys import (
@@ -33,6 +34,7 @@ from riffle_spark.process.plans.grouping_keys import (
 )
 from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
+from riffle_spark.process.plans.rules import refusal_error
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
@@ -210,11 +212,14 @@ def _read_elements(
     """Return the columns for the values that functions with DISTINCT count once."""
     distinct = list[tuple[Expression, str, Sequence[KeyColumn]]]()
     for function in filter(counts_distinct, parts.functions):
+        text = reader.sql(function)
+        if function.children[0].kind in COLLECTED:  # Its further arguments, such as a delimiter, are not values.
+            raise refusal_error("distinct", text)
         arguments = [
             reader.catalyst.alias(reader.fetch(argument.handle), "value") for argument in function.children[0].children
         ]
         columns = reader.read_columns(reader.catalyst.project(arguments, parts.child))
-        distinct.append((function, reader.sql(function), [_key_column(reader, column, random) for column in columns]))
+        distinct.append((function, text, [_key_column(reader, column, random) for column in columns]))
     return read_element_columns(distinct, key_names)
 
 

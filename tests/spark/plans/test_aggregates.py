@@ -378,6 +378,7 @@ def test_an_aggregate_without_keys_is_marked_as_keyless(events: DataFrame) -> No
             marks=pytest.mark.needs_spark4("listagg"),
         ),
         ("collect_list(distinct n)", "distinct"),
+        pytest.param("listagg(distinct page)", "distinct", marks=pytest.mark.needs_spark4("listagg")),
         pytest.param("listagg(cast(page as binary))", "ordered_texts", marks=pytest.mark.needs_spark4("listagg")),
     ],
 )
