@@ -1,4 +1,4 @@
-"""After random batches, restarts, snapshots and rollbacks, every retained batch and all changes agree with a model."""
+"""After random batches, restarts, snapshots and commands, every retained batch and all changes agree with a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.state.log import log
 from riffle_spark.state_tables.differences import iterate_differences
 from riffle_spark.state_tables.key_history import iterate_key_states
@@ -30,16 +31,19 @@ Content = dict[str, tuple[Any, ...]]
 
 
 class Step(NamedTuple):
-    """A batch, a start of a new driver, or a rollback by ``back`` batches."""
+    """A batch, a start of a new driver, an adopt by another query, a rollback by ``number`` batches, or a switch to
+    ``number`` key-groups.
+    """
 
     kind: str
-    back: int = 0
+    number: int = 0
 
 
 STEPS = st.lists(
     st.one_of(
         st.just(Step("batch")), st.just(Step("batch")), st.just(Step("batch")), st.just(Step("start")),
-        st.builds(Step, st.just("rollback"), st.integers(1, 5)),
+        st.just(Step("adopt")), st.builds(Step, st.just("rollback"), st.integers(1, 5)),
+        st.builds(Step, st.just("switch"), st.integers(1, 9)),
     ),
     min_size=3, max_size=10,
 )  # fmt: skip
@@ -61,12 +65,21 @@ class QueryHistory:
         """Apply a step."""
         if step.kind == "batch":
             self._batch()
-        elif step.kind == "start":
-            self.world.start()
-        elif len(self.states) > step.back:
-            del self.states[len(self.states) - step.back :]
-            rollback(self.world.home.root, len(self.states) - 1, str(self.folder), execute=True)
-            self.world.start()
+            return
+        world = self.world
+        if step.kind == "adopt":
+            world.query_id += "+"
+            (self.folder / "metadata").write_text(json.dumps({"id": world.query_id}))
+            adopt(world.home.root, str(self.folder), execute=True)
+        elif step.kind == "switch" and step.number != world.settings.key_groups:
+            switch_dispatch(world.home.root, "key_group", key_groups=step.number, execute=True)
+        elif step.kind == "rollback" and len(self.states) > step.number:
+            del self.states[len(self.states) - step.number :]
+            rollback(world.home.root, len(self.states) - 1, str(self.folder), execute=True)
+        tail = world.log().tail
+        assert tail is not None
+        world.settings = world.settings.but(key_groups=tail.total)
+        world.start()
 
     def _batch(self) -> None:
         """Run a batch and append the model's state after it."""
