@@ -29,7 +29,8 @@ def check_expiry(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[st
     """Raise ``ConfigError`` if state that was kept is to be deleted by the watermark, or the reverse.
 
     ``stored`` has the recorded schemas by store, ``mode`` is the output mode. Sessions are stored alike in every mode.
-    Rows of a join may expire from now on.
+    Stored rows of a join have no due time if they were kept, so they stay. Of an outer join, they would never be
+    emitted.
     """
     for stage in stages:
         schema = stored.get(stage.store, {})
@@ -38,7 +39,7 @@ def check_expiry(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[st
             continue
         expired = "due" in schema or schema.get("indexed") == "true"
         expires = stage.closes and (mode != "complete" or noun != "windows")
-        if expired == expires or (expires and noun == "rows"):
+        if expired == expires or (expires and noun == "rows" and not _join_type(stage).endswith("Outer")):
             continue
         changes = (f"keeps all {noun}", f"deletes {noun} that end")
         # Cause: The output mode was changed from or to complete, or withWatermark was added or removed.
@@ -258,14 +259,18 @@ def _join_name(stage: PlannedStage) -> str:
     return next(iter(stage.meanings))
 
 
+def _join_type(stage: PlannedStage) -> str:
+    """Return the type of a join as Spark names it, such as ``LeftOuter``."""
+    return stage.meanings[_join_name(stage)].partition(" ")[0]
+
+
 def _check_join_type(stage: PlannedStage, stored: Mapping[str, str]) -> None:
     """Raise ``ConfigError`` if the store has the rows of another type of join. This change cannot be accepted.
 
     Rows of an inner join do not record whether they have matched, so an outer join would emit them again with nulls.
     """
-    name = _join_name(stage)
-    present = stage.meanings[name].partition(" ")[0]
-    earlier = stored.get(name, present).partition(" ")[0]
+    present = _join_type(stage)
+    earlier = stored.get(_join_name(stage), present).partition(" ")[0]
     if earlier != present:
         # Cause: The type of the join was changed in the query, for example from inner to left_outer.
         raise ConfigError(

@@ -127,6 +127,17 @@ def joined(how: str = "inner", hours: int = 1, also: str = "n <= m", delay: str 
     return make
 
 
+def with_all_left_rows(delay: str | None = None) -> Made:
+    """Return an outer join. Without a ``delay`` only the right side has a watermark, so all left rows are kept."""
+
+    def make(events: DataFrame) -> DataFrame:
+        left = events.withWatermark("at", delay) if delay else events
+        right = events.withWatermark("at", "10 seconds").selectExpr("at AS bt", "page AS view", "m")
+        return left.select("at", "page", "n").join(right, F.expr("page = view AND bt >= at AND bt <= at"), "left_outer")
+
+    return make
+
+
 def in_two_stages(events: DataFrame) -> DataFrame:
     """A de-duplication before a count."""
     return events.dropDuplicates(["page", "n"]).groupBy("page").agg(F.count("*").alias("c"))
@@ -263,6 +274,9 @@ BASES = {
             "an outer join": Edit(joined("left_outer"), refused="RIFFLE-1780"),
             "no watermark": Edit(joined(delay=None), refused="RIFFLE-0327"),
         },
+    ),
+    "outer joins": Base(
+        with_all_left_rows(), "append", {"a watermark": Edit(with_all_left_rows("10 seconds"), refused="RIFFLE-0327")}
     ),
 }
 PROCESSORS = "processors"

@@ -276,20 +276,26 @@ def test_a_store_with_ending_windows_cannot_switch_to_complete_mode(time: TimeMo
     [
         ("distinct", True, "query deletes keys that end.*keeps all keys"),
         ("distinct", False, "query keeps all keys.*deletes keys that end"),
-        ("join", True, None),
-        ("join", False, "query keeps all rows.*deletes rows that end"),
+        ("Inner join", True, None),
+        ("LeftSemi join", True, None),
+        ("LeftOuter join", True, "query deletes rows that end.*keeps all rows"),
+        ("FullOuter join", True, "query deletes rows that end.*keeps all rows"),
+        ("Inner join", False, "query keeps all rows.*deletes rows that end"),
         ("processor", False, None),
     ],
 )
 def test_keys_and_rows_do_not_begin_or_end_to_expire(kind: str, expires: bool, message: str | None) -> None:
-    """A query whose watermark was added or removed is refused at its start. Rows of a join may expire from then on."""
+    """A query whose watermark was added or removed is refused at its start. Only rows of a join may expire from then
+    on, except those of an outer join: it would never emit the rows that are stored without a due time.
+    """
     key = pa.schema({"at": pa.timestamp("us", "UTC")})
     empty = pa.schema([])
     listed = VariableColumns("totals", key, (Variable("left", "list", empty),), indexed=not expires)
     columns = PlainColumns("totals", key, empty, *((None, "None") if expires else ("at", "EventTime")))
     stored = {"totals": (columns if kind == "distinct" else listed).to_text()}
     query = stage(empty, key)
-    query = replace(query, stage=replace(query.stage, kind=kind), buffers=None, closes=expires)
+    query = replace(query, stage=replace(query.stage, kind=kind.rsplit(maxsplit=1)[-1]), buffers=None, closes=expires)
+    query = replace(query, meanings={"join": kind})
     check_expiry([replace(query, closes=not expires)], stored, "append")
     if message is None:
         check_expiry([query], stored, "append")
