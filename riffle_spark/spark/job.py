@@ -240,6 +240,8 @@ class RunningJob:
             return False
         if not is_active:
             self._export_end()
+            if self._tick is not None:  # a wrapped query, which creates a job for each start
+                self.stop()
             return False
         if not is_idle:
             began = self._batch_began

@@ -140,6 +140,7 @@ def _plan_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tu
         None if spec.time is None else LateRule(spec.time.column, "keys" if has_stable_keys else "rows"),
         {**plan.keys, **buffer_meanings},
         tuple(description),
+        closes=spec.time is not None,
         buffers=merged_groups.StoredBuffers.of(spec).schema if has_stable_keys else None,
         grouping=plan.grouping,
         result_ids=plan.result_ids,
@@ -172,6 +173,7 @@ def _plan_deduplication(query: cut_query.CutQuery, stage: cut.Stage, used_stores
         late,
         {spec.due: "until when a key is known"} if spec.due and spec.stores_due else {},
         tuple(description),
+        closes=spec.due is not None,
         grouping=plan.grouping,
     )
 

@@ -192,7 +192,7 @@ def _choose_root(
     if tail is not None:
         check_stale(tail, [stage.store for stage in stages], in_force.accept, opened.root)
     schemas = tail.schemas if tail is not None else {}
-    stored_stages.check_mode(stages, schemas, writer_settings.mode)
+    stored_stages.check_expiry(stages, schemas, writer_settings.mode)
     taken_over = writer_settings.option(stored_stages.TAKE_OVER) or ""
     stored_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken_over)
     query_roots.mark_started(opened.root)

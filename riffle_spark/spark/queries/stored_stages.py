@@ -21,25 +21,31 @@ ACCEPT: Final = "riffle.accept"
 """The option that lists columns and stores to continue although their meaning has changed."""
 TAKE_OVER: Final = "riffle.take_over"
 """The option that lists columns of a ``Stateful`` operator's state to continue."""
+_EXPIRING: Final = {"aggregate": "windows", "distinct": "keys", "join": "rows"}
+"""What the watermark deletes in a stage of each kind. Other kinds declare their times in the user's code."""
 
 
-def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
-    """Raise ``ConfigError`` if windows that end were kept and are to be deleted, or the reverse.
+def check_expiry(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
+    """Raise ``ConfigError`` if state that was kept is to be deleted by the watermark, or the reverse.
 
-    ``stored`` has the recorded schemas by store. Sessions are stored alike in every mode.
+    ``stored`` has the recorded schemas by store, ``mode`` is the output mode. Sessions are stored alike in every mode.
+    Stored rows of a join have no due time if they were kept, so they stay. Of an outer join, they would never be
+    emitted.
     """
     for stage in stages:
         schema = stored.get(stage.store, {})
-        deleted_windows = "due" in schema
-        deletes_windows = stage.late is not None and mode != "complete"
-        if stage.buffers is None or not read_meanings(schema) or deleted_windows == deletes_windows:
+        noun = _EXPIRING.get(stage.stage.kind)
+        if noun is None or not schema or (noun == "windows" and (stage.buffers is None or not read_meanings(schema))):
             continue
-        changes = ("keeps all windows", "deletes windows that end")
+        expired = "due" in schema or schema.get("indexed") == "true"
+        expires = stage.closes and (mode != "complete" or noun != "windows")
+        if expired == expires or (expires and noun == "rows" and not _join_type(stage).endswith("Outer")):
+            continue
+        changes = (f"keeps all {noun}", f"deletes {noun} that end")
         # Cause: The output mode was changed from or to complete, or withWatermark was added or removed.
         raise ConfigError(
-            f"The query {changes[deletes_windows]}, but its state was written by a query that "
-            f"{changes[deleted_windows]}. A query keeps all windows with outputMode('complete') or without "
-            "withWatermark.",
+            f"The query {changes[expires]}, but its state was written by a query that {changes[expired]}. A query "
+            "keeps all state without withWatermark, and all windows with outputMode('complete').",
             remedy="Set outputMode and withWatermark as before, or name a new store to start without state: "
             "option('riffle.stores', 'NAME').",
             where=stage.store,
@@ -253,14 +259,18 @@ def _join_name(stage: PlannedStage) -> str:
     return next(iter(stage.meanings))
 
 
+def _join_type(stage: PlannedStage) -> str:
+    """Return the type of a join as Spark names it, such as ``LeftOuter``."""
+    return stage.meanings[_join_name(stage)].partition(" ")[0]
+
+
 def _check_join_type(stage: PlannedStage, stored: Mapping[str, str]) -> None:
     """Raise ``ConfigError`` if the store has the rows of another type of join. This change cannot be accepted.
 
     Rows of an inner join do not record whether they have matched, so an outer join would emit them again with nulls.
     """
-    name = _join_name(stage)
-    present = stage.meanings[name].partition(" ")[0]
-    earlier = stored.get(name, present).partition(" ")[0]
+    present = _join_type(stage)
+    earlier = stored.get(_join_name(stage), present).partition(" ")[0]
     if earlier != present:
         # Cause: The type of the join was changed in the query, for example from inner to left_outer.
         raise ConfigError(

@@ -55,13 +55,14 @@ def sessions(gap: str) -> Made:
     return make
 
 
-def once(*columns: str, within: bool = False) -> Made:
-    """Return a query that keeps the first row of each key."""
+def once(*columns: str, within: bool = False, delay: str | None = None) -> Made:
+    """Return a query that keeps the first row of each key. Without a ``delay`` there is no watermark."""
 
     def make(events: DataFrame) -> DataFrame:
         if within:
             return events.withWatermark("at", "10 seconds").dropDuplicatesWithinWatermark(list(columns))
-        return events.dropDuplicates(list(columns))
+        timed = events.withWatermark("at", delay) if delay else events
+        return timed.dropDuplicates(list(columns))
 
     return make
 
@@ -113,14 +114,26 @@ def processing(
     return make
 
 
-def joined(how: str = "inner", hours: int = 1, also: str = "n <= m") -> Made:
-    """Return a query that joins the stream with itself."""
+def joined(how: str = "inner", hours: int = 1, also: str = "n <= m", delay: str | None = "10 seconds") -> Made:
+    """Return a query that joins the stream with itself. Without a ``delay`` there is no watermark."""
 
     def make(events: DataFrame) -> DataFrame:
-        left = events.withWatermark("at", "10 seconds").select("at", "page", "n")
-        right = events.withWatermark("at", "10 seconds").selectExpr("at AS bt", "page AS view", "m")
+        timed = events.withWatermark("at", delay) if delay else events
+        left = timed.select("at", "page", "n")
+        right = timed.selectExpr("at AS bt", "page AS view", "m")
         within = f"page = view AND bt BETWEEN at - INTERVAL {hours} HOUR AND at + INTERVAL {hours} HOUR AND {also}"
         return left.join(right, F.expr(within), how)
+
+    return make
+
+
+def with_all_left_rows(delay: str | None = None) -> Made:
+    """Return an outer join. Without a ``delay`` only the right side has a watermark, so all left rows are kept."""
+
+    def make(events: DataFrame) -> DataFrame:
+        left = events.withWatermark("at", delay) if delay else events
+        right = events.withWatermark("at", "10 seconds").selectExpr("at AS bt", "page AS view", "m")
+        return left.select("at", "page", "n").join(right, F.expr("page = view AND bt >= at AND bt <= at"), "left_outer")
 
     return make
 
@@ -226,6 +239,9 @@ BASES = {
             "within the watermark": Edit(once("page", within=True), refused="RIFFLE-0330"),
         },
     ),
+    "distinct times": Base(
+        once("at"), "append", {"a watermark": Edit(once("at", delay="10 seconds"), refused="RIFFLE-0327")}
+    ),
     "functions": Base(
         counting(),
         "update",
@@ -256,7 +272,11 @@ BASES = {
             "the same": Edit(joined(), ("n, m", [(3, 50), (3, 70), (5, 70)])),
             "other bounds": Edit(joined(hours=2), refused="RIFFLE-0334"),
             "an outer join": Edit(joined("left_outer"), refused="RIFFLE-1780"),
+            "no watermark": Edit(joined(delay=None), refused="RIFFLE-0327"),
         },
+    ),
+    "outer joins": Base(
+        with_all_left_rows(), "append", {"a watermark": Edit(with_all_left_rows("10 seconds"), refused="RIFFLE-0327")}
     ),
 }
 PROCESSORS = "processors"

@@ -18,12 +18,13 @@ import riffle_spark
 from riffle_spark import Stateful, aggregate, count, max_, mean, sum_
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.plans.cut import Stage
 from riffle_spark.spark.queries.planned_stages import PlannedStage
-from riffle_spark.spark.queries.stored_stages import check_mode, check_stored
+from riffle_spark.spark.queries.stored_stages import check_expiry, check_stored
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import make_recorded_text
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.streams.streaming import CollectingSink, Feed, committed, run_to_end, settings_in
 
 BATCHES: list[list[tuple[str, int | None]]] = [
@@ -258,15 +259,49 @@ def test_a_store_with_ending_windows_cannot_switch_to_complete_mode(time: TimeMo
     modes can.
     """
     key = pa.schema({"page": pa.string(), "end": pa.timestamp("us", "UTC")})
-    query = replace(stage(STATE, key), late=LateRule("end", "keys"))
+    query = stage(STATE, key)
     schema = PlainColumns("totals", key, STATE, None if time == "None" else "end", time)
     stored = {"totals": make_recorded_text(None, schema, 0, query.meanings)}
     with pytest.raises(ConfigError, match="RIFFLE-0327"):
-        check_mode([query], stored, mode)
+        check_expiry([query], stored, mode)
     for same in {"complete", "append", "update"} - ({mode} if time != "None" else {"append", "update"}):
-        check_mode([query], stored, same)
-    check_mode([replace(query, late=None)], stored, mode)
-    check_mode([replace(query, store="other")], stored, mode)
+        check_expiry([query], stored, same)
+    if time == "None":
+        check_expiry([replace(query, closes=False)], stored, mode)
+    check_expiry([replace(query, store="other")], stored, mode)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expires", "message"),
+    [
+        ("distinct", True, "query deletes keys that end.*keeps all keys"),
+        ("distinct", False, "query keeps all keys.*deletes keys that end"),
+        ("Inner join", True, None),
+        ("LeftSemi join", True, None),
+        ("LeftOuter join", True, "query deletes rows that end.*keeps all rows"),
+        ("FullOuter join", True, "query deletes rows that end.*keeps all rows"),
+        ("Inner join", False, "query keeps all rows.*deletes rows that end"),
+        ("processor", False, None),
+    ],
+)
+def test_keys_and_rows_do_not_begin_or_end_to_expire(kind: str, expires: bool, message: str | None) -> None:
+    """A query whose watermark was added or removed is refused at its start. Only rows of a join may expire from then
+    on, except those of an outer join: it would never emit the rows that are stored without a due time.
+    """
+    key = pa.schema({"at": pa.timestamp("us", "UTC")})
+    empty = pa.schema([])
+    listed = VariableColumns("totals", key, (Variable("left", "list", empty),), indexed=not expires)
+    columns = PlainColumns("totals", key, empty, *((None, "None") if expires else ("at", "EventTime")))
+    stored = {"totals": (columns if kind == "distinct" else listed).to_text()}
+    query = stage(empty, key)
+    query = replace(query, stage=replace(query.stage, kind=kind.rsplit(maxsplit=1)[-1]), buffers=None, closes=expires)
+    query = replace(query, meanings={"join": kind})
+    check_expiry([replace(query, closes=not expires)], stored, "append")
+    if message is None:
+        check_expiry([query], stored, "append")
+        return
+    with pytest.raises(ConfigError, match=f"RIFFLE-0327.*{message}"):
+        check_expiry([query], stored, "append")
 
 
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])

@@ -23,7 +23,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries import query_start
 from riffle_spark.spark.queries.stream_query import StreamQuery
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
-from tests.kit.streams.streaming import Feed, records, settings_in
+from tests.kit.streams.streaming import Feed, records, settings_in, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -246,6 +246,22 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
     assert (kept["numRowsUpdated"], idle["numRowsUpdated"], idle["numRowsTotal"]) == (3, 0, kept["numRowsTotal"])
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
     assert times == {record.version: {record.time_ms} for record in batches}
+
+
+def test_threads_end_with_a_query_that_spark_stops(spark: SparkSession, tmp_path: Path) -> None:
+    """The threads of a query end if Spark stops it, as when it is started again, and nobody waits for its end."""
+    earlier = {*threading.enumerate()}
+
+    def own_threads() -> set[str]:
+        return {thread.name for thread in {*threading.enumerate()} - earlier if thread.name.startswith("riffle-")}
+
+    wrapped = riffle_spark.on(feed_of(tmp_path / "in", 1).stream(spark), settings=settings_in(tmp_path))
+    writer = by_page(wrapped).writeStream.outputMode("update").format("noop")
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    query.processAllAvailable()
+    assert "riffle-upkeep" in own_threads()
+    next(active for active in spark.streams.active if active.id == query.id).stop()
+    wait_for(lambda: not own_threads(), "the threads end")
 
 
 @pytest.mark.long
