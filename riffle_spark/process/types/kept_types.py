@@ -18,7 +18,8 @@ _BINARY: Final = "UTF8_BINARY"
 _MONTHS: Final = re.compile(r"interval (year|month)( to month)?")
 _BOUNDED: Final = re.compile(r"(char|character|varchar)\b")
 _VOID: Final = "void"
-_LOWER_CASE: Final = "lower(CAST({0} AS STRING COLLATE UTF8_BINARY))"
+_PLAIN: Final = "CAST({0} AS STRING COLLATE UTF8_BINARY)"
+_LOWER_CASE: Final = f"lower({_PLAIN})"
 
 _REMEDIES: Final[Mapping[str, str]] = {
     "months": "Keep the number of months: extract(YEAR FROM {0}) * 12 + extract(MONTH FROM {0}). "
@@ -27,7 +28,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "udt": "Convert it to a plain type before the operator, and back after it. For vectors use vector_to_array({0}) "
     "and array_to_vector.",
     "void_inside": "Cast the column to a type without void, for example to STRING.",
-    "collated_key": f"Use {_LOWER_CASE} to ignore case, or the CAST alone to compare bytes.",
+    "collated_key": f"Use {_PLAIN} to compare bytes, lower(...) of it to ignore case, or rtrim(...) of it to ignore "
+    "trailing spaces.",
     "collated_order": f"Compare {_LOWER_CASE} instead, for example max_by({{0}}, {_LOWER_CASE}) for max({{0}}).",
     "collated_declared": "Declare a plain STRING.",
     "bounded_declared": "Declare a plain STRING, and check the length before you store a value.",
