@@ -10,7 +10,10 @@ from riffle_spark.process.plans.plan_values import Expression
 
 _COLLATIONS: Final = "__COLLATIONS"
 _DELAY: Final = "spark.watermarkDelayMs"
-_NAMES: Final = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+_NAMES: Final = {
+    **{"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"},
+    "string collate UTF8_BINARY": "string",  # Spark 4.3 names this collation of strings that a query casts to it.
+}
 """SQL names of types that have another name in JSON."""
 _PLAIN_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -80,7 +83,7 @@ def _type_name(body: object, path: str, collations: Mapping[str, object]) -> str
     if not isinstance(body, Mapping):
         name = str(body)
         if name == "string" and path in collations:
-            return f"string collate {str(collations[path]).rpartition('.')[2]}"
+            name = f"string collate {str(collations[path]).rpartition('.')[2]}"
         return _NAMES.get(name, name)
     kind = body["type"]
     if kind == "array":

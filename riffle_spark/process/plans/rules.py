@@ -128,8 +128,8 @@ REFUSED: Final = {
     "collated_key": Refusal(
         "groupBy or dropDuplicates by a string with a collation is not supported, because keys are compared by their "
         "bytes.",
-        "Group by lower(CAST(column AS STRING COLLATE UTF8_BINARY)) to ignore case, or by the CAST alone to compare "
-        "bytes.",
+        "Group by CAST(column AS STRING COLLATE UTF8_BINARY) to compare bytes, by lower(...) of it to ignore case, or "
+        "by rtrim(...) of it to ignore trailing spaces.",
         id="RIFFLE-0618",
     ),
     "struct_key": Refusal(
@@ -166,8 +166,9 @@ REFUSED: Final = {
         "An aggregate function with its own binary buffer (percentile, mode, pivot, ...) is not supported, because "
         "only Spark's own operators can merge such a buffer.",
         "Use another function: percentile_approx for percentile and median, approx_count_distinct for sketches of "
-        "values, sum(n) FILTER (WHERE k = 'a') for each value of pivot, count by key and value, or your own function "
-        "with riffle_spark.user_aggregate.",
+        "values, sum(n) FILTER (WHERE k = 'a') for each value of pivot, count by key and value, slice(sort_array("
+        "collect_list(struct(y, x)), false), 1, n) for max_by(x, y, n), or your own function with "
+        "riffle_spark.user_aggregate.",
         id="RIFFLE-0623",
     ),
     "user_function": Refusal(

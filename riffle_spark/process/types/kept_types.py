@@ -18,7 +18,8 @@ _BINARY: Final = "UTF8_BINARY"
 _MONTHS: Final = re.compile(r"interval (year|month)( to month)?")
 _BOUNDED: Final = re.compile(r"(char|character|varchar)\b")
 _VOID: Final = "void"
-_LOWER_CASE: Final = "lower(CAST({0} AS STRING COLLATE UTF8_BINARY))"
+_PLAIN: Final = "CAST({0} AS STRING COLLATE UTF8_BINARY)"
+_LOWER_CASE: Final = f"lower({_PLAIN})"
 
 _REMEDIES: Final[Mapping[str, str]] = {
     "months": "Keep the number of months: extract(YEAR FROM {0}) * 12 + extract(MONTH FROM {0}). "
@@ -26,8 +27,10 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "calendar": "Keep the text: CAST({0} AS STRING). CAST(text AS INTERVAL) restores the interval.",
     "udt": "Convert it to a plain type before the operator, and back after it. For vectors use vector_to_array({0}) "
     "and array_to_vector.",
+    "same_fields": "Give its fields different names: named_struct('a', x, 'b', y).",
     "void_inside": "Cast the column to a type without void, for example to STRING.",
-    "collated_key": f"Use {_LOWER_CASE} to ignore case, or the CAST alone to compare bytes.",
+    "collated_key": f"Use {_PLAIN} to compare bytes, lower(...) of it to ignore case, or rtrim(...) of it to ignore "
+    "trailing spaces.",
     "collated_order": f"Compare {_LOWER_CASE} instead, for example max_by({{0}}, {_LOWER_CASE}) for max({{0}}).",
     "collated_declared": "Declare a plain STRING.",
     "bounded_declared": "Declare a plain STRING, and check the length before you store a value.",
@@ -104,11 +107,24 @@ def _check_type(body: Any, path: str, position: Position, where: str) -> None:
         _check_inner(body["keyType"], f"{path}.key", position, where)
         _check_inner(body["valueType"], f"{path}.value", position, where)
     elif body.get("type") == "struct":
+        if position != "key":  # The fields of a key are separate columns.
+            _check_field_names(body, path, where)
         for field in body["fields"]:
             inner_path = f"{path}.{field['name']}"
             if field["type"] == _VOID:
                 raise void_error(inner_path, where)
             _check_field(field, inner_path, position, where)
+
+
+def _check_field_names(struct: Mapping[str, Any], path: str, where: str) -> None:
+    """Raise ``ConfigError`` if two fields of a struct, given as Spark's JSON, have the same name.
+
+    Spark cannot pass such a struct to Python workers.
+    """
+    names = [str(field["name"]) for field in struct["fields"]]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise _type_error(path, f"struct with two fields {repeated[0]!r}", _REMEDIES["same_fields"], where)
 
 
 def _check_inner(body: Any, path: str, position: Position, where: str) -> None:

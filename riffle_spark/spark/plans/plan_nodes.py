@@ -131,10 +131,20 @@ class Catalyst:
         """Return an aggregate of a plan. ``keys`` and ``results`` are Scala sequences."""
         return self.construct("plans.logical.Aggregate", keys, results, child, self.none())
 
-    def alias(self, expression: Node, name: str | Node, expression_id: Node | None = None) -> Node:
-        """Return an expression as a named column, with the given expression id or a new id."""
+    def alias(
+        self,
+        expression: Node,
+        name: str | Node,
+        expression_id: Node | None = None,
+        metadata: Node | None = None,
+    ) -> Node:
+        """Return an expression as a named column, with the given expression id or a new id.
+
+        ``metadata`` is the column's; by default it is that of the expression.
+        """
         column_id = expression_id or self.object_named("expressions.NamedExpression").newExprId()
-        arguments = (expression, name, column_id, self.seq([]), self.none(), self.seq([]))
+        explicit = self.none() if metadata is None else self.some(metadata)
+        arguments = (expression, name, column_id, self.seq([]), explicit, self.seq([]))
         return self.class_named("expressions.Alias")(*arguments)
 
     def literal(self, value: object) -> Node:

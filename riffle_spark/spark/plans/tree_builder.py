@@ -66,9 +66,12 @@ class TreeBuilder:
         return self.reader.catalyst.project([self.alias(name, value) for name, value in columns], child)
 
     def alias(self, name: str, value: Value, column: Expression | None = None) -> Node:
-        """Return a value as a named column, with the id of ``column`` if that is set."""
-        expression_id = None if column is None else self.reader.fetch(column.handle).exprId()
-        return self.reader.catalyst.alias(self.expression(value), name, expression_id)
+        """Return a value as a named column, with the id and the metadata of ``column`` if that is set."""
+        catalyst = self.reader.catalyst
+        if column is None:
+            return catalyst.alias(self.expression(value), name)
+        named = self.reader.fetch(column.handle)
+        return catalyst.alias(self.expression(value), name, named.exprId(), named.metadata())
 
 
 def _cache_key(value: Value) -> object:

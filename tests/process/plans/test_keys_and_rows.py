@@ -187,6 +187,18 @@ def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_fi
     assert refused.value.where == f"a: {catalog_name(refused_column.field)}"
 
 
+@pytest.mark.parametrize("data_type", ["string", "string collate UTF8_BINARY"])
+@pytest.mark.parametrize("is_field", [False, True])
+def test_a_string_that_is_cast_to_the_plain_collation_is_a_key(is_field: bool, data_type: str) -> None:
+    """A string that Spark 4.3 names as UTF8_BINARY, in its type or its metadata, is plain, so it can be a key."""
+    metadata = {"__COLLATIONS": {"a": "spark.UTF8_BINARY"}} if data_type == "string" else {}
+    plain = column("a", data_type, metadata=metadata)
+    key_column = column("s", {"type": "struct", "fields": [plain.field]}) if is_field else plain
+    (key,) = read_grouping_keys(keyed([key_column]))
+    assert key.columns[-1] == ("s_a" if is_field else "a")
+    assert catalog_name(key_column.field) == ("struct<a:string>" if is_field else "string")
+
+
 def test_a_user_defined_type_cannot_be_a_key() -> None:
     """A key of a user-defined type is refused with the name of its class, not with its stored type."""
     kind = {"type": "udt", "class": "org.apache.spark.ml.linalg.VectorUDT", "sqlType": "long"}

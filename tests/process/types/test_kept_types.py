@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pyspark.sql import functions
@@ -18,7 +18,7 @@ ARRAY = {"type": "array", "containsNull": True}
 MAP = {"type": "map", "valueContainsNull": True}
 
 
-def struct_of(kind: object) -> dict[str, object]:
+def struct_of(kind: object) -> dict[str, Any]:
     """Return the JSON of a struct with one field."""
     return {"type": "struct", "fields": [{"name": "f", "type": kind, "nullable": True, "metadata": {}}]}
 
@@ -36,6 +36,7 @@ KEPT: list[tuple[object, set[str]]] = [
     ({**MAP, "keyType": "long", "valueType": "void"}, set()),
     ({**MAP, "keyType": MONTHS, "valueType": "long"}, set()),
     (struct_of("void"), set()),
+    ({"type": "struct", "fields": 2 * struct_of("long")["fields"]}, {"key"}),
     ({**ARRAY, "elementType": "long"}, set(POSITIONS)),
 ]
 KEPT += [(name, set(POSITIONS)) for name in ("decimal(38,18)", "interval hour to minute", "string collate UTF8_BINARY")]

@@ -94,8 +94,8 @@ def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
     return read_distinct(cut.reader, stage.node, (), stage.used_columns), cut.reader.build(below.plan)
 
 
-def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
-    """Return the rows that pass in one batch. A dictionary replaces the slots."""
+def passed(query: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return the frame of the rows that pass in one batch. A dictionary replaces the slots."""
     spark, (plan, below) = Catalyst(query.sparkSession), read(query)
     sent = spark.frame(plan.map_side.fill({0: with_rows(spark, below, rows)}))
     first = dict[tuple[object, ...], Row]()
@@ -105,7 +105,7 @@ def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
     state = sent.sparkSession.createDataFrame(output_rows, spark_schema(plan.spec.output))
     leaf = spark.rows(plan.evaluation.leaf(plan.evaluation.holes[0]).output(), rdd_of(state))
     top = cut_of(query).top
-    return spark.frame(top.fill({0: plan.evaluation.fill({0: leaf})})).collect()
+    return spark.frame(top.fill({0: plan.evaluation.fill({0: leaf})}))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -118,11 +118,20 @@ def test_the_first_row_of_each_key_passes(name: str, rows: DataFrame, events: Da
     spec = read(form.query(events))[0].spec
     assert (spec.store, spec.keys.names, spec.time, spec.due) == (form.store, form.keys, form.time, form.due)
     expected = form.query(rows.where("true")) if spec.due is None or "within" not in name else None
-    found = passed(form.query(events), rows)
+    found = passed(form.query(events), rows).collect()
     if expected is not None:
         assert sorted(map(str, found)) == sorted(map(str, expected.collect()))
     else:
         assert len(found) == rows.select("at" if name == "within_all" else "page", "page").distinct().count()
+
+
+def test_columns_keep_their_metadata(rows: DataFrame, events: DataFrame) -> None:
+    """Keys and other columns of the result have the metadata of the input's columns, such as comments."""
+    about = {name: {"comment": name} for name in ("n", "page", "s")}
+    columns = [F.col(name).alias(name, metadata=metadata) for name, metadata in about.items()]
+    found = passed(timed(events).select("at", *columns).dropDuplicates(["n", "s"]), rows)
+    delay = {"spark.watermarkDelayMs": 10_000}
+    assert {field.name: field.metadata for field in found.schema} == {"at": delay, **about}
 
 
 @pytest.mark.parametrize(("columns", "time"), [(["page"], None), (["at", "page"], AT)])
