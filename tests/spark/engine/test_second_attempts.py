@@ -27,8 +27,7 @@ def test_only_a_second_attempt_on_another_executor_waits(
     attempt: int, planned: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second attempt of upkeep waits on another executor than planned, because the first one may still run."""
-    context = TaskContext()
-    context._attemptNumber = attempt  # private: as Spark's worker sets it
+    context = SimpleNamespace(attemptNumber=lambda: attempt)
     waited: list[float] = []
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     monkeypatch.setattr(time, "sleep", waited.append)
