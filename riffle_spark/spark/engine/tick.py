@@ -38,7 +38,7 @@ from riffle_spark.spark.compat.java import items, kind, parameter_count
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Alarm
-from riffle_spark.spark.engine.jvm_errors import is_interruption
+from riffle_spark.spark.engine.jvm_errors import first_line, is_interruption
 
 _logger = logging.getLogger("riffle_spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -167,10 +167,11 @@ class Tick:
         try:
             return _reached(self._spark, self._checkpoint, _sources(frame), by_clock=self._by_clock)
         except Exception as error:
-            # Cause: The newest entry of Spark's offset log is damaged, unreachable, or from another query.
+            # Cause: The newest entry of Spark's offset or commit log is damaged, unreachable, or from another query.
             raise UnavailableError(
-                f"Cannot read Spark's checkpoint: {error}",
-                remedy="Make the checkpoint readable. It must be the query's own, started with riffle_spark.on.",
+                f"Cannot read Spark's checkpoint: {first_line(error)}",
+                remedy="Make the checkpoint readable. It must be the query's own, started with riffle_spark.on. If the "
+                "newest file in its folder offsets or commits is incomplete, delete this file, and restart the query.",
                 where=self._checkpoint,
                 id="RIFFLE-0297",
             ) from error
@@ -218,8 +219,9 @@ def query_id_in(spark: SparkSession, checkpoint: str) -> str | None:
     except Exception as error:
         # Cause: The file metadata in the checkpoint's folder is damaged or unreachable.
         raise UnavailableError(
-            f"Cannot read Spark's checkpoint: {error}",
-            remedy="Make the checkpoint's folder readable, and restart the query.",
+            f"Cannot read the file metadata of Spark's checkpoint: {first_line(error)}",
+            remedy="Make the file readable, and restart the query. If it is incomplete, restore it from a backup. It "
+            "has the id of the query.",
             where=checkpoint,
             id="RIFFLE-0298",
         ) from error

@@ -343,6 +343,20 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
         Tick(query.spark, str(query.folder / "checkpoint")).unite_with(query.feed.stream(query.spark))
 
 
+@pytest.mark.parametrize("incomplete", ["offsets/1", "commits/1"])
+def test_the_error_names_an_incomplete_file_of_the_checkpoint(query: Query, incomplete: str) -> None:
+    """The error for an incomplete newest entry has the error of Spark's log, which names the file, and the remedy."""
+    checkpoint = query.folder / "checkpoint"
+    for folder, text in (("offsets", "v1\n{}\n0"), ("commits", "v1\n{}")):
+        (checkpoint / folder).mkdir(parents=True)
+        for batch in range(2):
+            (checkpoint / folder / str(batch)).write_text(text)
+    (checkpoint / incomplete).write_text("")
+    with pytest.raises(UnavailableError, match=f"/{incomplete}\\b") as refused:
+        Tick(query.spark, str(checkpoint)).unite_with(query.feed.stream(query.spark))
+    assert "delete this file" in refused.value.remedy
+
+
 @pytest.mark.parametrize(
     ("offsets", "streams", "has_tick"),
     [(['{"logOffset":0}'], 1, False), (['{"logOffset":0}', "-"], 1, True), (['{"logOffset":0}', "3"], 2, True)],
