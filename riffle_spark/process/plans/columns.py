@@ -15,6 +15,7 @@ _NAMES: Final = {
     "string collate UTF8_BINARY": "string",  # Spark 4.3 names this collation of strings that a query casts to it.
 }
 """SQL names of types that have another name in JSON."""
+_UNITS: Final = re.compile(r"interval|\btime\(")
 _PLAIN_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -63,9 +64,9 @@ class Column:
         return _COLLATIONS in json.dumps(self.field)
 
     @property
-    def has_interval(self) -> bool:
-        """Whether the column may contain an interval. Python workers lose its units."""
-        return "interval" in json.dumps(self.type)
+    def has_units(self) -> bool:
+        """Whether the column may contain an interval or a time. Python workers lose its units or its precision."""
+        return _UNITS.search(json.dumps(self.type)) is not None
 
 
 def catalog_name(field: Mapping[str, object]) -> str:

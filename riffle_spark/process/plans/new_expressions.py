@@ -90,10 +90,10 @@ def replace_columns(expression: Expression, columns: Mapping[int, Value]) -> Val
 
 
 def cast_back(value: Value, column: Column) -> Value:
-    """Return the expression of a value from Python workers in the type of ``column``, if workers lose its collation or
-    interval units.
+    """Return the expression of a value from Python workers in the type of ``column``, if workers lose its collation,
+    its interval units or the precision of its times.
     """
-    return NewExpression("cast", (value, column.expression)) if column.has_collation or column.has_interval else value
+    return NewExpression("cast", (value, column.expression)) if column.has_collation or column.has_units else value
 
 
 def assemble_struct(values: Mapping[Position, Value], nulls: Mapping[Position, Value], column: Column) -> Value:
@@ -113,7 +113,7 @@ def _assemble(
 ) -> Value:
     """Return the expression of the part of ``column`` at this position. ``data_type`` is the JSON of its type."""
     if path in values:
-        if not (column.has_collation or column.has_interval):
+        if not (column.has_collation or column.has_units):
             return values[path]
         original: Value = column.expression
         for index in path:

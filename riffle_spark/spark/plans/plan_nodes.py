@@ -41,8 +41,8 @@ _MURMUR3_SEED = 9001
 _MODULE = "MODULE$"
 _COLLATION = re.compile(r"(`(?:[^`]|``)*`)| COLLATE \w+")
 """A quoted name, which is kept, or a collation in a type's SQL."""
-_NARROWED = re.compile(r"interval|collate")
-"""Types that lose their units or their collation in Python workers."""
+_NARROWED = re.compile(r"interval|collate|\btime\(")
+"""Types that lose their units, their collation or their precision in Python workers."""
 
 
 def children(node: Node) -> list[Node]:
@@ -167,7 +167,7 @@ class Catalyst:
         return self.class_named("expressions.Cast")(expression, data_type, self.none())
 
     def restore_type(self, expression: Node, data_type: Node) -> Node:
-        """Cast a value from Python workers back to its type in Spark, if they lose a collation or interval units."""
+        """Cast a value from Python workers back to its type in Spark, if they lose a part of it."""
         target = str(data_type.catalogString())
         if not _NARROWED.search(target) or str(expression.dataType().catalogString()) == target:
             return expression

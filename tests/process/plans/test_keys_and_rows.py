@@ -28,6 +28,7 @@ from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapS
 from riffle_spark.process.plans.new_expressions import (
     NewExpression,
     assemble_struct,
+    cast_back,
     field_of,
     is_null,
     leaf_column,
@@ -217,6 +218,13 @@ def test_fields_of_a_struct_get_their_collation_back() -> None:
     assert isinstance(assembled, NewExpression)
     assert [part.kind for part in assembled.parts] == ["cast", "cast"]
     assert assembled.parts[1] == NewExpression("cast", (literal("y"), field_of(collated.expression, 1)))
+
+
+@pytest.mark.parametrize(("data_type", "is_cast"), [("time(0)", True), ("interval hour", True), ("timestamp", False)])
+def test_a_value_from_workers_gets_the_precision_of_its_type(data_type: str, is_cast: bool) -> None:
+    """Workers return every TIME with microseconds and every interval in days to seconds, so both are cast back."""
+    value = cast_back(leaf_column("a"), column("a", data_type))
+    assert (value == leaf_column("a")) is not is_cast
 
 
 def test_a_distinct_value_counts_only_in_rows_that_pass_the_filter() -> None:
