@@ -192,7 +192,7 @@ class PlanReader:
         text = str(self.fetch(expression.handle).sql())
         for part in walk_expression(expression):
             if part.kind == _ATTRIBUTE and part.id in self._common:
-                written = f"({self.sql(part)})".replace("\\", "\\\\")
+                written = self.sql(part).replace("\\", "\\\\")  # without parentheses, as Spark 3.5 prints it
                 text = re.sub(rf"\b{part.name}\b", written, text)
             elif part.kind == _ATTRIBUTE and part.fields.get("qualifier"):
                 text = text.replace(str(self.fetch(part.handle).sql()), quote_name(part.name))
