@@ -1,11 +1,18 @@
-"""The Spark session of commands that run Spark."""
+"""The Spark session of commands that run Spark, and the call of their query function."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from riffle_spark.spark.configure import configure
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.configure import configure, packages
+from riffle_spark.spark.engine.jvm_errors import first_line
+
+_Made = TypeVar("_Made")
 
 
 @contextmanager
@@ -27,3 +34,19 @@ def command_session(name: str, locations: Iterable[str | None] = ()) -> Iterator
         yield spark
     finally:
         spark.stop()
+
+
+def made_by(query: Callable[[SparkSession], _Made], spark: SparkSession) -> _Made:
+    """Return what the query function makes. Raises ``ConfigError`` if Spark refuses its frames."""
+    try:
+        return query(spark)
+    except (PySparkException, Py4JJavaError) as error:  # PySpark wraps only some errors of the JVM.
+        message = first_line(error).removesuffix(";")  # Spark appends the plan.
+        connectors = packages()
+        raise ConfigError(
+            f"The function fails: {message}",
+            remedy="Correct the function. If Spark has no connector for a source, set PYSPARK_SUBMIT_ARGS='--packages "
+            f"CONNECTOR pyspark-shell'. For Kafka CONNECTOR is {connectors}.",
+            where="query",
+            id="RIFFLE-1745",
+        ) from error

@@ -27,6 +27,7 @@ from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
+from riffle_spark.spark.command_session import made_by
 from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.frames.stream_frame import query_parts
 from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join, rows_of_processor
@@ -160,8 +161,8 @@ def import_checkpoint(
 def _read_query(
     spark: SparkSession, query: Callable[[SparkSession], object], root: str, settings: Settings | None
 ) -> _WrappedQuery:
-    """Return the query that ``query`` makes. Raises ``ConfigError`` if it is not a wrapped query with state."""
-    made = query(spark)
+    """Return the query that ``query`` makes. Raises ``ConfigError`` if it has no wrapped state, or fails."""
+    made = made_by(query, spark)
     parts = query_parts(made)
     if parts is None:
         raise ConfigError(

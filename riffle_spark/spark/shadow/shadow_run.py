@@ -14,7 +14,7 @@ from pyspark.sql.types import Row
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
-from riffle_spark.spark.configure import packages
+from riffle_spark.spark.command_session import made_by
 from riffle_spark.spark.plans.plan_nodes import analysed, items
 from riffle_spark.spark.queries.replaced_streams import Replace, replacing_streams
 from riffle_spark.spark.queries.stream_options import StreamOptions
@@ -211,19 +211,8 @@ def _streams_of(query: Query, spark: SparkSession, folder: str) -> list[Recorded
 
 def _call(query: Query, spark: SparkSession, replace_stream: Replace) -> "DataFrame | DataStreamWriter":
     """Call the function of the query, with its streams replaced. Raises ``ConfigError`` if Spark refuses its frames."""
-    try:
-        with replacing_streams(replace_stream):
-            return query(spark)
-    except PySparkException as error:
-        message = str(error).partition(";\n")[0]  # Spark appends the plan.
-        connectors = packages()
-        raise ConfigError(
-            f"The function fails: {message}",
-            remedy="Correct the function. If Spark has no connector for Kafka, set "
-            f"PYSPARK_SUBMIT_ARGS='--packages {connectors} pyspark-shell'.",
-            where="query",
-            id="RIFFLE-1745",
-        ) from error
+    with replacing_streams(replace_stream):
+        return made_by(query, spark)
 
 
 def _moved_options(root: str, local_dir: str | None) -> Replace:

@@ -176,10 +176,14 @@ def test_another_query_than_that_of_the_checkpoint_is_refused(moved: MovedQuery)
 
 
 def test_unsuitable_frames_roots_and_checkpoints_are_refused(moved: MovedQuery) -> None:
-    """The command refuses a frame that is not wrapped, dispatch by partition, an occupied root or new checkpoint, a
-    missing checkpoint, and one without a batch. The query is refused on the old checkpoint.
+    """The command refuses a frame that is not wrapped, a source without its connector, dispatch by partition, an
+    occupied root or new checkpoint, a missing checkpoint, and one without a batch. The query is refused on the old
+    checkpoint.
     """
     moved.native()
+    for source in ("kafka", "no_such_source"):  # PySpark raises other errors for them.
+        result = moved.command(query=lambda session, source=source: session.readStream.format(source).load())
+        assert (source, result.exit_code, "RIFFLE-1745" in result.output) == (source, 1, True), result.output
     assert "RIFFLE-1616" in moved.command(query=lambda _: by_page(moved.feed.stream(moved.spark))).output
     by_partition = moved.wrapped(settings={"dispatch": "partition"}).writeStream.outputMode("update")
     assert "RIFFLE-1618" in moved.command(query=lambda _: by_partition).output
