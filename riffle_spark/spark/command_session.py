@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.configure import configure, packages
-from riffle_spark.spark.engine.jvm_errors import first_line
+from riffle_spark.spark.engine.jvm_errors import first_line, is_unwrapped
 
 _Made = TypeVar("_Made")
 
@@ -40,7 +39,9 @@ def made_by(query: Callable[[SparkSession], _Made], spark: SparkSession) -> _Mad
     """Return what the query function makes. Raises ``ConfigError`` if Spark refuses its frames."""
     try:
         return query(spark)
-    except (PySparkException, Py4JJavaError) as error:  # PySpark wraps only some errors of the JVM.
+    except Exception as error:
+        if not isinstance(error, PySparkException) and not is_unwrapped(error):
+            raise
         message = first_line(error).removesuffix(";")  # Spark appends the plan.
         connectors = packages()
         raise ConfigError(

@@ -41,6 +41,11 @@ def mentions(error: BaseException, *texts: str) -> bool:
     return False
 
 
+def is_unwrapped(error: Exception) -> bool:
+    """Return whether this is an error of the JVM for which PySpark has no class of its own."""
+    return hasattr(error, "java_exception")
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error, or of the JVM's error that Py4J wraps in it."""
     return str(getattr(error, "java_exception", error)).split("\n")[0]
