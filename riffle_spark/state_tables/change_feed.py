@@ -76,7 +76,7 @@ def changes_schema(table: StateTable) -> pa.Schema:
 
 
 class _Stretch(NamedTuple):
-    """Records ``before`` and ``after`` of one division into key-groups. The changes between them are of a batch."""
+    """Two records with the same division into key-groups. The changes between them belong to batch ``version``."""
 
     version: int
     before: Record | None

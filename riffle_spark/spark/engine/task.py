@@ -273,7 +273,7 @@ def leaving_time_to_first_attempts(function: Answering, executors: Mapping[int, 
 
 
 def _wait_elsewhere(batches: Iterator[pa.RecordBatch], executors: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches. Wait before a batch of slots of another executor. Spark kills the wait once it is in vain."""
+    """Yield the batches. Wait before one of another executor. Spark kills this when the first attempt ends."""
     for batch in batches:
         task = TaskContext.get()
         planned = {executors[slot] for slot in batch.column(0).to_pylist()}

@@ -249,7 +249,7 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
 
 
 def test_threads_end_with_a_query_that_spark_stops(spark: SparkSession, tmp_path: Path) -> None:
-    """The threads of a query end if Spark stops it, as when it is started again, and nobody waits for its end."""
+    """If Spark stops a query, for example because it is started again, its threads end without a call of ``stop``."""
     earlier = {*threading.enumerate()}
 
     def own_threads() -> set[str]:
