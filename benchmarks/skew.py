@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import riffle_spark as riffle
-from apps.demo.servers import S3Server
+from apps.demo.servers import DiskS3Server
 from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import answer, in_process
@@ -100,7 +100,7 @@ def _played(side: str, options: argparse.Namespace) -> dict[str, Any]:
     print(f"{side} ...", file=sys.stderr)
     with (
         tempfile.TemporaryDirectory(prefix="riffle-bench-", ignore_cleanup_errors=True) as base,
-        S3Server(Path(base) / "s3") as server,
+        DiskS3Server(Path(base) / "s3") as server,
     ):
         spec = {
             "side": side,

@@ -28,7 +28,7 @@ from typing import Any
 
 import boto3
 
-from apps.demo.servers import S3Server
+from apps.demo.servers import DiskS3Server
 from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision, in_process
 from benchmarks.totals.engines import play_here
@@ -78,7 +78,7 @@ def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, An
         f"{side.engine}{code.revision and f' ({code.revision})'}, {case.rows} rows a batch, {case.keys} keys ...",
         file=sys.stderr,
     )
-    with tempfile.TemporaryDirectory(prefix="riffle-bench-") as base, S3Server(Path(base) / "s3") as server:
+    with tempfile.TemporaryDirectory(prefix="riffle-bench-") as base, DiskS3Server(Path(base) / "s3") as server:
         folder = f"{base}/side"
         spec = {
             "engine": side.engine,
@@ -102,7 +102,7 @@ def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, An
         return result
 
 
-def _snapshot_key_groups(server: S3Server, result: Mapping[str, Any]) -> int:
+def _snapshot_key_groups(server: DiskS3Server, result: Mapping[str, Any]) -> int:
     """Return the number of key-groups with a snapshot from a measured batch in the store."""
     with closing(boto3.client("s3", **server.client_arguments)) as client:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=server.bucket, Prefix="state/totals/")
