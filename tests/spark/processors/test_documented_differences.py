@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pandas as pd
@@ -96,6 +97,23 @@ def test_keys_have_python_types_and_null_passes_in_output(make: Callable[..., An
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": "(1.0, 2) 1 -1"}]
     with Harness(make(CallRecorder(null=True), key="k", output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": None}]
+
+
+def test_timers_get_the_same_timestamp_key_as_rows() -> None:
+    """A timestamp in the key has a time zone in ``handleInputRows`` and in ``handleExpiredTimer``."""
+
+    def rows(processor: Any, key: Any, _rows: Any, timers: Any) -> Iterator[Row]:
+        processor.handle.registerTimer(timers.getCurrentProcessingTimeInMs())
+        yield Row(told=key[0].isoformat())
+
+    def timer(_processor: Any, key: Any, _timers: Any, _expired: Any) -> Iterator[Row]:
+        yield Row(told=f"timer {key[0].isoformat()}")
+
+    processor = ScriptedProcessor(rows=rows, timer=timer)
+    operator = transform_with_state(processor, key="k", output="told string", time_mode="ProcessingTime")
+    with Harness(operator, pa.schema([("k", pa.timestamp("us", "UTC"))])) as query:
+        found = query.feed([{"k": datetime(2026, 1, 1, tzinfo=timezone.utc)}])
+    assert [row["told"] for row in found] == ["2026-01-01T00:00:00+00:00", "timer 2026-01-01T00:00:00+00:00"]
 
 
 def test_an_event_time_column_without_watermark_metadata_is_refused() -> None:
