@@ -43,6 +43,7 @@ from riffle_spark.process.store_computation import StoreComputation
 from riffle_spark.state.copies import disk
 from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
+from riffle_spark.state.log.record_commits import check_folder_has_log
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
@@ -226,6 +227,7 @@ class _Attempt:
     def run(self, slot: int, rows: pa.Table, keys: KeysOfStores, begin_put: _BeginPut) -> pa.Table:
         """Run the steps up to the sealed delta, and begin to put it; return the output rows."""
         order = self.order
+        check_folder_has_log(order.home.root, order.sequence)
         with self.step("touch"):
             count, rows = _decoded(order, rows)
             rows, timed = without_late_rows(order, run_computation.cast_to_declared(order, rows))

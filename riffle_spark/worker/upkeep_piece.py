@@ -16,6 +16,7 @@ from riffle_spark.state.copies.part_files import scrub_stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Replacement, Snapshot
+from riffle_spark.state.log.record_commits import check_folder_has_log
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 from riffle_spark.state.restore.copy_progress import IncomingSnapshots, read_head
 from riffle_spark.state.restore.delta_merger import DeltaMerger
@@ -92,6 +93,8 @@ class _Piece:
                 folder.wipe()
             self._drop(folder)
             dropped = drop_unreadable(folder, keys_of(self._order.home))
+            if self._entries:
+                check_folder_has_log(self._order.home.root, self._order.sequence)
             self._follow(folder)
             self._gone += [address for address in dropped if address not in self._copies]
             self._merge(folder)

@@ -16,9 +16,13 @@ from riffle_spark.keygroups import key_hashes
 from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, RECEIPT, SLOT, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.merging.aggregates import aggregate, count, sum_
-from riffle_spark.testing import routed
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.testing import home_of, routed
 from riffle_spark.worker import whole_groups
 from tests.kit.failing_disks import own_disk, unmount_below
+from tests.kit.state.drawn_records import PLAIN
 from tests.kit.state.faulty_store import Fault
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, rows_of
 
@@ -232,3 +236,24 @@ def _refused_memory(folder: Path, answering: Connection) -> None:
     receipt = Receipt.from_json(table.column(RECEIPT).drop_null().to_pylist()[0])
     assert receipt.error is not None
     answering.send(receipt.error[:3])
+
+
+def test_a_host_without_the_shared_folder_seals_nothing(member: Member, tmp_path: Path) -> None:
+    """An executor whose host lacks the folder of the root, such as a missing mount, fails the batch.
+
+    It does not create the folder, because its changes would be in a place that other hosts cannot read.
+    """
+    shared = tmp_path / "shared"
+    member.home = home_of(f"file://{shared}/state", tmp_path / "local")
+    log = Log(DirectoryStore(shared / "state"), member.home.root)
+    log.open()
+    log.append(PLAIN, Manifest())
+    assert member.feed(rows_of(("a", 1, 0))) == [{"k": "a", "count": 1, "total": 1}]
+    shared.rename(tmp_path / "unmounted")
+    kind, problem, remedy, _, error_id = member.refused(rows_of(("a", 2, 0)))
+    assert (kind, error_id) == ("UnavailableError", "RIFFLE-1820")
+    assert "has no log on host" in problem
+    assert "Mount" in remedy
+    assert not shared.exists()
+    (tmp_path / "unmounted").rename(shared)
+    assert member.feed(rows_of(("a", 2, 0))) == [{"k": "a", "count": 2, "total": 3}]

@@ -19,7 +19,7 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Link, Snapshot
+from riffle_spark.state.log.manifest import Link, Manifest, Snapshot
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.restore import follow as follow_module
 from riffle_spark.state.restore import prefetch as budget_module
@@ -28,7 +28,7 @@ from riffle_spark.state.restore import stack_follower, stack_parts
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.state.drawn_records import attempt
+from tests.kit.state.drawn_records import PLAIN, attempt
 from tests.kit.state.faulty_store import Fault, FaultyStore
 from tests.kit.worker.upkeep_member import STORE, UpkeepMember
 
@@ -260,6 +260,7 @@ def committed(folder: Path) -> tuple[UpkeepMember, UpkeepOrder]:
     """Commit the state of the fixture to a directory that other processes can read. Return the order to follow it."""
     upkept = UpkeepMember(folder)
     upkept.store.inner = store = DirectoryStore(folder / "root")
+    upkept.opened().append(PLAIN, Manifest())
     fill(upkept)
     home = upkept.home = home_of((folder / "root").as_uri(), folder / "executors")
     use_store(home, store)
@@ -366,3 +367,13 @@ def stacked(upkept: UpkeepMember, key_group: int) -> Stack:
     stack = upkept.folder().stacks(STORE).read(key_group)
     assert stack is not None
     return stack
+
+
+def test_a_host_without_the_shared_folder_takes_no_snapshot(tmp_path: Path) -> None:
+    """Upkeep puts no snapshot on a host that lacks the folder of the root, because no other host could read it."""
+    upkept, order = committed(tmp_path)
+    assert run_upkeep(order, "1").errors == ()
+    (tmp_path / "root").rename(tmp_path / "unmounted")
+    receipt = upkept.troubled(follows=(), snapshots=(upkept.snapshot(2),))
+    assert "RIFFLE-1820" in receipt.errors[0]
+    assert not (tmp_path / "root").exists()

@@ -23,7 +23,7 @@ from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, F
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Kind, Record, decode, digest, encode, is_record
-from riffle_spark.state.log.record_commits import FetchedRecord, RecordCommits
+from riffle_spark.state.log.record_commits import FetchedRecord, RecordCommits, check_folder_has_log
 from riffle_spark.state.log.record_manifests import RecordManifests, manifest_of_record
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.store import ObjectStore
@@ -321,9 +321,14 @@ class Log:
             yield manifest.object_names() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
-        """Return whether no driver has appended after ``tail``. Sends one request, or three after ``SURE_SECONDS``."""
+        """Return whether no driver has appended after ``tail``. Sends one request, or three after ``SURE_SECONDS``.
+
+        Raises ``UnavailableError`` if the folder of the log has vanished.
+        """
         started = self._clocks()
         is_free = not self._store.exists(paths.record_name(self._next_sequence())) and not self._is_left_behind()
+        if is_free:
+            self._check_folder()
         if is_free:
             self._checked_at = started
         return is_free
@@ -342,6 +347,11 @@ class Log:
             return True
         is_last = self._store.list(paths.LOG)[-1:] <= [paths.record_name(self._next_sequence())]
         return not is_last and not (own_digest and self._is_followed(own_digest))
+
+    def _check_folder(self) -> None:
+        """Raise ``UnavailableError`` if the folder of the log has vanished."""
+        if self._tail is not None:
+            check_folder_has_log(self._root, self._tail.record.sequence)
 
     def _is_stored(self, tail: _Tail) -> bool:
         """Return whether the log has this record. A root that was restored from a backup may have another one."""
@@ -363,6 +373,7 @@ class Log:
         second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
+        self._check_folder()
         edit = draft.edit if draft.kind == "state" else {}
         record = self._complete_draft(replace(draft, moves=tuple(moves), edit=edit), manifest)
         takes_over = draft.kind not in ("batch", "orders")

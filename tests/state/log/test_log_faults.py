@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, UnavailableError
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.memory import MemoryStore
 from tests.kit.printed_commands import printed
-from tests.kit.state.drawn_records import ROOT, drafted, grown, opened
+from tests.kit.state.drawn_records import PLAIN, ROOT, drafted, grown, opened
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
 
@@ -184,3 +187,39 @@ def test_a_root_with_objects_but_without_a_log_is_refused(name: str) -> None:
     store.put_if_absent(name, b"mine")
     with pytest.raises(ConfigError, match="RIFFLE-0411"):
         opened(store)
+
+
+def test_a_driver_writes_no_record_to_a_folder_that_has_lost_its_log(tmp_path: Path) -> None:
+    """While the folder of the root is away, such as an unmounted disk, nothing is written. Then the log continues."""
+    folder = tmp_path / "state"
+    store = DirectoryStore(folder)
+    log = Log(store, f"file://{folder}")
+    assert log.open() is None
+    log.append(PLAIN, Manifest())
+    folder.rename(tmp_path / "away")
+    with pytest.raises(UnavailableError, match="RIFFLE-1820"):
+        log.next_is_absent()
+    with pytest.raises(UnavailableError, match="RIFFLE-1820") as caught:
+        log.append(drafted("lost"), Manifest())
+    assert "Mount the shared folder" in caught.value.remedy
+    assert not log.is_unclear
+    assert not folder.exists()
+    (tmp_path / "away").rename(folder)
+    assert log.next_is_absent()
+    assert log.append(drafted("listed"), Manifest()).sequence == 1
+
+
+def test_a_record_that_a_newer_driver_swept_is_not_a_lost_folder(tmp_path: Path) -> None:
+    """If the log has other records, the folder is there. The next put or check finds the newer driver."""
+    folder = tmp_path / "state"
+    store = DirectoryStore(folder)
+    log = Log(store, f"file://{folder}")
+    assert log.open() is None
+    log.append(PLAIN, Manifest())
+    newer = Log(store, f"file://{folder}")
+    newer.open()
+    newer.append(drafted("newer"), Manifest())
+    store.delete([paths.record_name(0)])
+    assert not log.next_is_absent()
+    with pytest.raises(FencedError):
+        log.append(drafted("older"), Manifest())
