@@ -76,6 +76,8 @@ def check_stored(
             _check_take_over(stage, schema_of_text(stage.store, schema), accepted, taken_over)
         else:
             _check_meanings(stage, read_meanings(schema), accepted)
+        if stage.stage.kind == "groups" and schema:
+            _check_group_state(stage, schema_of_text(stage.store, schema), accepted)
     stores = {stage.store for stage in stages}
     unused = sorted(stored.keys() - stores)
     _check_new_stores(sorted(stores - stored.keys()), unused, accepted)
@@ -226,6 +228,26 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
             name,
             stored[name],
             stage.store,
+        )
+
+
+def _check_group_state(stage: PlannedStage, schema: StoreSchema, accepted: str) -> None:
+    """Raise ``ConfigError`` if fields of a ``GroupState`` are new and others are gone: most likely they were renamed.
+
+    Functions get their state as a tuple, so Spark continues a renamed field. Here it would start without values.
+    """
+    stored = schema.either(lambda plain: plain.state.names, lambda _: [])
+    declared = stage.compute("append").declare(stage.keys, pa.schema([])).state.names
+    new = [name for name in declared if name not in stored]
+    gone = [name for name in stored if name not in declared]
+    if new and gone and not all(_is_listed(name, accepted) for name in new):
+        # Cause: Stored fields are found by their names.
+        raise ConfigError(
+            f"The state of the function has the new fields {', '.join(new)} instead of {', '.join(gone)}.",
+            remedy="Keep the names of the fields. Or set "
+            f"option({ACCEPT!r}, {','.join(new)!r}) to start the new fields as null and drop the others.",
+            where=stage.store,
+            id="RIFFLE-1800",
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import riffle_spark
 from riffle_spark import Stateful, aggregate, count, max_, mean, sum_
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.blocks.block import Declared
 from riffle_spark.process.plans.cut import Stage
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.queries.stored_stages import check_expiry, check_stored
@@ -238,6 +240,27 @@ def test_stored_rows_with_a_column_called_join_continue() -> None:
     }
     join = replace(stage(STATE, key), meanings={"join_2": "LeftOuter", "join": "left join"})
     check_stored([replace(join, stage=replace(join.stage, kind="join"))], stored, "", "")
+
+
+def test_a_renamed_field_of_a_group_state_is_refused_until_it_is_accepted() -> None:
+    """Spark continues a renamed field, because the function gets a tuple. Here it would start empty. Fields may be
+    added, removed and reordered.
+    """
+    key = pa.schema({"page": pa.string()})
+    stored = {"totals": PlainColumns("totals", key, STATE).to_text()}
+
+    def start_with(names: list[str], accepted: str = "") -> None:
+        state = pa.schema({name: pa.int64() for name in names})
+        function: Any = SimpleNamespace(declare=lambda *_: Declared(state, state, None, per_key_group=False))
+        query = replace(stage(STATE, key), buffers=None, meanings={}, compute=lambda _: function)
+        check_stored([replace(query, stage=replace(query.stage, kind="groups"))], stored, accepted, "")
+
+    start_with(["most", "visits", "total", "views"])
+    start_with(["visits"])
+    with pytest.raises(ConfigError, match=r"RIFFLE-1800.*views instead of total") as refused:
+        start_with(["visits", "views", "most"])
+    assert "'views'" in refused.value.remedy
+    start_with(["visits", "views", "most"], accepted="views")
 
 
 def test_names_of_unnamed_columns_can_be_copied_from_the_error() -> None:
