@@ -252,7 +252,7 @@ def test_a_host_without_the_shared_folder_seals_nothing(member: Member, tmp_path
     shared.rename(tmp_path / "unmounted")
     kind, problem, remedy, _, error_id = member.refused(rows_of(("a", 2, 0)))
     assert (kind, error_id) == ("UnavailableError", "RIFFLE-1820")
-    assert "has no log on host" in problem
+    assert "has no log on this host" in problem
     assert "Mount" in remedy
     assert not shared.exists()
     (tmp_path / "unmounted").rename(shared)

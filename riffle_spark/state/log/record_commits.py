@@ -3,15 +3,12 @@
 Records are also read here. Bytes that are damaged in transit are fetched again.
 """
 
-import os
-import socket
 from pathlib import Path
 from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record, decode, is_record
-from riffle_spark.state.objects.open import normalised
 from riffle_spark.state.objects.store import ObjectStore, overwrite_error
 
 RECORD_BYTES_MAX = 1 << 29
@@ -50,22 +47,19 @@ def check_folder_has_log(root: str, sequence: int) -> None:
     """
     if not root.startswith("file:"):
         return
-    folder = Path(normalised(root).removeprefix("file://"))
-    if os.path.exists(folder / paths.record_name(sequence)):  # noqa: PTH110 - never raises
-        return
+    folder = Path("/", root.removeprefix("file:").lstrip("/"))  # file:///path and file:/path are the same
     try:
-        if any((folder / paths.LOG).iterdir()):
+        if (folder / paths.record_name(sequence)).exists() or any((folder / paths.LOG).iterdir()):
             return
     except FileNotFoundError:
         pass
     except OSError:
         return  # the next call of the store raises the error
-    host = socket.gethostname()
     # Cause: The shared file system is not mounted on this host, or it was unmounted, or the folder was moved.
     raise UnavailableError(
-        f"The folder of the root has no log on host {host}, but record {sequence} was written.",
-        remedy="Mount the shared folder on this host and on each host with an executor, or restore the folder. Then "
-        "start the query again.",
+        f"The folder of the root has no log on this host, but record {sequence} was written.",
+        remedy="Mount the shared folder on this host and on each other host with an executor, or restore the folder. "
+        "Then start the query again.",
         where=root,
         id="RIFFLE-1820",
     )
