@@ -24,6 +24,7 @@ from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.routing import arrow_schema
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
 from riffle_spark.spark.job_wiring import home_of
+from riffle_spark.state.log import paths
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import CollectingSink, job_group, settings_in
 
@@ -55,6 +56,9 @@ class Slots:
         # A new member may take over the folder of an executor that is not listed as live.
         self._home = replace(home, live=frozenset(f"{home.application}/{executor.id}" for executor in executors))
         self._operator: Operator = operator_of("totals", ["k"], aggregate(rows=count()), (), arrow_schema(rows(spark)))
+        log = folder / "state" / paths.LOG
+        log.mkdir(parents=True)
+        (log / "record").touch()  # slots write nothing to a folder without a log
         self._frames = PlacedFrames()
         self.kept = CollectingSink()
 
