@@ -321,14 +321,9 @@ class Log:
             yield manifest.object_names() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
-        """Return whether no driver has appended after ``tail``. Sends one request, or three after ``SURE_SECONDS``.
-
-        Raises ``UnavailableError`` if the folder of the log has vanished.
-        """
+        """Return whether no driver has appended after ``tail``. Sends one request, or three after ``SURE_SECONDS``."""
         started = self._clocks()
         is_free = not self._store.exists(paths.record_name(self._next_sequence())) and not self._is_left_behind()
-        if is_free:
-            self._check_folder()
         if is_free:
             self._checked_at = started
         return is_free
@@ -348,11 +343,6 @@ class Log:
         is_last = self._store.list(paths.LOG)[-1:] <= [paths.record_name(self._next_sequence())]
         return not is_last and not (own_digest and self._is_followed(own_digest))
 
-    def _check_folder(self) -> None:
-        """Raise ``UnavailableError`` if the folder of the log has vanished."""
-        if self._tail is not None:
-            check_folder_has_log(self._root, self._tail.record.sequence)
-
     def _is_stored(self, tail: _Tail) -> bool:
         """Return whether the log has this record. A root that was restored from a backup may have another one."""
         name = paths.record_name(tail.record.sequence)
@@ -369,11 +359,12 @@ class Log:
 
         Sets ``sequence``, ``previous``, ``full``, ``between``, ``entries``, ``weights`` and ``members``. Raises
         ``FencedError`` if another driver appended first, ``UnavailableError`` if the outcome is unknown (call
-        ``settle_append`` first). Records other than batches and operator requests also check that the store refuses a
+        ``settle_append`` first) or the folder of the log has vanished. Records other than batches and operator requests also check that the store refuses a
         second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
-        self._check_folder()
+        if self._tail is not None:
+            check_folder_has_log(self._root, self._tail.record.sequence)
         edit = draft.edit if draft.kind == "state" else {}
         record = self._complete_draft(replace(draft, moves=tuple(moves), edit=edit), manifest)
         takes_over = draft.kind not in ("batch", "orders")

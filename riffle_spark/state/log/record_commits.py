@@ -41,9 +41,10 @@ def _fetch_record_once(store: ObjectStore, name: str, *, changed_only: bool) -> 
 
 
 def check_folder_has_log(root: str, sequence: int) -> None:
-    """Raise ``UnavailableError`` if ``root`` is a folder that has no log on this host. It has record ``sequence``.
+    """Raise ``UnavailableError`` if ``root`` is a folder without a log on this host, although a record was written.
 
-    Call this before a put, which would create the missing folders. No other host would see them. Sends no request.
+    ``sequence`` is the number of that record. A put would create the missing folders on this host alone, so call this
+    before. Sends no request.
     """
     if not root.startswith("file:"):
         return
