@@ -359,8 +359,8 @@ class Log:
 
         Sets ``sequence``, ``previous``, ``full``, ``between``, ``entries``, ``weights`` and ``members``. Raises
         ``FencedError`` if another driver appended first, ``UnavailableError`` if the outcome is unknown (call
-        ``settle_append`` first) or the folder of the log has vanished. Records other than batches and operator requests also check that the store refuses a
-        second put.
+        ``settle_append`` first) or the folder of the log has vanished. Records other than batches and operator requests
+        also check that the store refuses a second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         if self._tail is not None:
