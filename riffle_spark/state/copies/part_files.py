@@ -65,6 +65,8 @@ class _File:
     rows: dict[int, _OpenRows] = field(default_factory=dict)
     block: tuple[StoreSchema, OpenBlock] | None = None
     """The rows of a block file."""
+    index: BlockIndex | None = None
+    """The index of a verified block file."""
 
 
 class PartFiles:
@@ -126,6 +128,7 @@ class PartFiles:
         """Open the rows of a verified block for a schema. Raises ``DamagedCopy`` as ``read_runs`` does."""
         try:
             rows, index = read_index(file.data)
+            index = file.index = file.index or index
             table = part_codec.open_block(self._decrypt(rows, part, schema.store, 0), part.file)
             block = OpenBlock(table, index, schema, part.epoch)
         except (ConfigError, CorruptStateError) as error:
@@ -162,7 +165,8 @@ class PartFiles:
                     return None
                 file.verified[_WHOLE_SPAN] = checksum
             self._seen[name] = file
-            return read_index(file.data)[1], checksum
+            file.index = file.index or read_index(file.data)[1]
+            return file.index, checksum
         except (DamagedCopy, ValueError):
             return None
 
@@ -277,7 +281,7 @@ class PartFiles:
 
     def _open_file(self, name: str) -> _File:
         """Return an open file, from the cache if it has not changed. Raises ``DamagedCopy`` if it cannot be read."""
-        path = str(self._folder / name)
+        path = f"{self._folder}/{name}"
         signature = signature_of(path)
         cached = _files.get(path)
         if cached is not None and cached.signature == signature:
