@@ -87,6 +87,13 @@ REFUSED: Final = {
         "types to one of these, for example a double to a decimal.",
         id="RIFFLE-0611",
     ),
+    "join_outside": Refusal(
+        "A join of two streams whose condition calls a Python function, reads the current time or has a sub-query with "
+        "IN or EXISTS is not supported, because Spark evaluates it outside of the join.",
+        "Add its value as a column with withColumn before the join, and put the column in the condition. Or write the "
+        "condition in a where: before the join if it reads one side, after an inner join if it reads both.",
+        id="RIFFLE-1840",
+    ),
     "join_structs": Refusal(
         "A join of two streams by structs that are nullable on one side only is not supported, because their columns "
         "in the state would differ.",

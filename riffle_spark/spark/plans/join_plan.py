@@ -11,10 +11,17 @@ from typing import Final
 
 from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.columns import Column
-from riffle_spark.process.plans.cut import Hole
+from riffle_spark.process.plans.cut import CLOCKS, Hole
 from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_grouping_keys
 from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, split_conjuncts, walk
+from riffle_spark.process.plans.plan_values import (
+    Expression,
+    PlanNode,
+    attribute_ids,
+    split_conjuncts,
+    walk,
+    walk_expression,
+)
 from riffle_spark.process.types.stage_specs import JoinSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
@@ -24,6 +31,8 @@ from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
 _LEFT_ONLY: Final = ("LeftSemi", "LeftAnti")
 """Joins whose rows have the columns of the left side only."""
+_OUTSIDE: Final = ("InSubquery", "Exists", *CLOCKS)
+"""Expressions that Spark's optimiser replaces in a join: by another join, or by the time of the start."""
 _WATERMARK_MS: Final = 1_700_000_000_000
 """Any watermark, because only its distance to the bound that Spark derives from it is used."""
 
@@ -147,18 +156,32 @@ def _optimised_join(
 ) -> tuple[PlanNode, Node]:
     """Return the optimised join over the inputs' leaves, and its equi-keys in the JVM.
 
-    ``used`` are the columns that the query reads. Raises ``ConfigError`` for a join without equi-keys.
+    ``used`` are the columns that the query reads. Raises ``ConfigError`` for a join without equi-keys, and if Spark
+    evaluates a condition outside of the join.
     """
     catalyst = reader.catalyst
     plan = reader.fetch(node.handle).withNewChildren(catalyst.seq([join_input.leaf for join_input in inputs]))
     plan = catalyst.project([reader.fetch(column.expression.handle) for column in used], plan)
     optimised = reader.read(catalyst.optimised(plan))
     join = next((plan_node for plan_node in walk(optimised) if plan_node.kind == "Join"), None)
+    parts = (part for condition in node.all_expressions for part in walk_expression(condition))
+    if any(part.kind in _OUTSIDE for part in parts) or (join is not None and not _has_all_conditions(optimised)):
+        raise rules.refusal_error("join_outside", node.join_type)
     if join is not None:
         equi_keys = catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(reader.fetch(join.handle))
         if equi_keys.isDefined():
             return join, equi_keys.get()
     raise rules.refusal_error("join_keys", node.join_type)
+
+
+def _has_all_conditions(optimised: PlanNode) -> bool:
+    """Return whether all conditions of an optimised join are in the join, or in filters of its sides.
+
+    Spark evaluates Python functions and sub-queries in other nodes, above or below the join.
+    """
+    kinds = [plan_node.kind for plan_node in walk(optimised) if plan_node.children]
+    position = kinds.index("Join")
+    return {*kinds[:position]} <= {"Project"} and {*kinds[position + 1 :]} <= {"Project", "Filter"}
 
 
 def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInput) -> list[GroupingKey]:

@@ -93,7 +93,7 @@ BY_READERS = {
         "ordered_texts",
     ),
     *("event_times", "struct_key", "several_stages", "join_condition", "join_structs", "several_results"),
-    *("result_and_input", "table_keys"),
+    *("result_and_input", "table_keys", "join_outside"),
 }
 """The terms of ``REFUSED`` that other tests cover: those of aggregates, de-duplications, joins, tables and chains, and
 two below.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
@@ -112,6 +112,34 @@ def test_a_join_whose_keys_cannot_be_compared_in_slots_is_refused(
     with pytest.raises(ConfigError, match=REFUSED[rule].id) as refused:
         read(sides[0].join(sides[1], F.expr(condition)))
     assert refused.value.remedy
+
+
+def by_function(*columns: str) -> Column:
+    """Return a condition that calls a Python function with these columns."""
+    return F.udf(lambda *values: None not in values, "boolean")(*columns)
+
+
+OUTSIDE: dict[str, Callable[[], Column]] = {
+    "a function of both sides": lambda: by_function("n", "m"),
+    "a function of one side": lambda: by_function("n"),
+    "a function in a key": lambda: F.udf(lambda k: k, "string")("k") == F.col("j"),
+    "the current time": lambda: F.expr("at <= now()"),
+    "IN": lambda: F.expr("n IN (SELECT id FROM range(3))"),
+    "EXISTS": lambda: F.expr("EXISTS (SELECT 1 FROM range(3) WHERE id = m)"),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("how", ["inner", "left_outer"])
+@pytest.mark.sample(step=5)
+def test_a_condition_that_spark_evaluates_outside_of_the_join_is_refused(
+    how: str, name: str, sides: tuple[DataFrame, DataFrame]
+) -> None:
+    """A condition that Spark's optimiser moves out of the join, or replaces by a constant, is refused."""
+    if name == "a function of both sides" and how != "inner":
+        pytest.skip("Spark's optimiser refuses it, too")
+    with pytest.raises(ConfigError, match=REFUSED["join_outside"].id):
+        read(sides[0].join(sides[1], F.expr(WITHIN) & OUTSIDE[name](), how))
 
 
 def test_rows_of_a_side_without_event_time_stay_for_ever(sides: tuple[DataFrame, DataFrame]) -> None:
