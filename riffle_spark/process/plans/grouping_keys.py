@@ -91,6 +91,11 @@ class GroupingKey:
         """The names of the key columns that store this grouping expression."""
         return [part.column for part in self.parts]
 
+    @property
+    def is_stored_whole(self) -> bool:
+        """Whether a single key column holds the value. Of a struct with one field, it holds the field."""
+        return [part.path for part in self.parts] == [()]
+
     def column_values(self) -> Mapping[str, Value]:
         """Return the expression of each key column, by its name, over an input row."""
         return {part.column: _extract_part(self.expression, part) for part in self.parts}

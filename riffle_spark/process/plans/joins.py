@@ -137,7 +137,7 @@ class JoinMapSide:
         return {
             key.expression.id: left_key.columns[0]
             for key, left_key in pairs
-            if isinstance(key.expression, Expression) and key.expression.kind == _ATTRIBUTE and len(key.parts) == 1
+            if isinstance(key.expression, Expression) and key.expression.kind == _ATTRIBUTE and key.is_stored_whole
         }
 
     def _unique_name(self, name: str) -> str:

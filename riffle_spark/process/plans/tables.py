@@ -143,7 +143,7 @@ class TableMapSide:
         for keys in join.keys:
             for key, table_key in zip(keys, join.keys[side], strict=True):
                 expression = key.expression
-                if isinstance(expression, Expression) and expression.kind == _ATTRIBUTE and len(key.parts) == 1:
+                if isinstance(expression, Expression) and expression.kind == _ATTRIBUTE and key.is_stored_whole:
                     self.key_backed[expression.id] = table_key.columns[0]
         self.needed = self._needed_columns()
         order_ids = {column.id for column in join.order_columns}

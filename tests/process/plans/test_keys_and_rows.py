@@ -127,6 +127,14 @@ def test_a_struct_key_is_stored_as_its_fields() -> None:
     assert whole.parts[2] == NewExpression("struct", (leaf_column("s_a"),), ("a",))
 
 
+def test_a_struct_of_one_field_is_not_stored_whole() -> None:
+    """A key column may hold a plain value or the only field of a struct. Only the former can stand for the key."""
+    fields = [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]
+    struct = column("s", {"type": "struct", "fields": fields}, 1, nullable=False)
+    keys = read_grouping_keys(keyed([column("k"), struct]))
+    assert [(key.columns, key.is_stored_whole) for key in keys] == [(["k"], True), (["s_a"], False)]
+
+
 def test_struct_fields_of_the_same_name_get_different_columns() -> None:
     """A struct may have two fields of one name, as in Spark. They get different columns."""
     fields = [column("a").field, column("a").field]

@@ -142,6 +142,14 @@ def test_a_condition_that_spark_evaluates_outside_of_the_join_is_refused(
         read(sides[0].join(sides[1], F.expr(WITHIN) & OUTSIDE[name](), how))
 
 
+def test_a_struct_of_one_field_is_returned_as_a_struct(sides: tuple[DataFrame, DataFrame]) -> None:
+    """A join by structs of one field compares the field, and returns the structs."""
+    left, right = sides[0].selectExpr("struct(k) AS s", "n"), sides[1].selectExpr("named_struct('k', j) AS t", "m")
+    spec = read(left.join(right, F.expr("s = t"))).spec
+    assert spec.keys.names == ["s_k"]
+    assert [str(spec.output.field(name).type) for name in ("s", "t")] == ["struct<k: string>"] * 2
+
+
 def test_rows_of_a_side_without_event_time_stay_for_ever(sides: tuple[DataFrame, DataFrame]) -> None:
     """A condition on the event time of one side does not let rows of a side without an event time expire."""
     since = F.expr("k = j AND at > timestamp'2024-01-01 00:00:00'")
