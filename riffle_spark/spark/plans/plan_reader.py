@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from riffle_spark.process.plans.columns import Column, quote_name
+from riffle_spark.process.plans.grouping_keys import remove_column_ids
 from riffle_spark.process.plans.plan_values import (
     Access,
     Expression,
@@ -183,17 +184,24 @@ class PlanReader:
     def sql(self, expression: Expression) -> str:
         """Return an expression in SQL, with column names that are not qualified by a view or an alias.
 
-        State is stored under this text, so it must not change if a view gets another name. Expressions that Spark
-        computes once below their uses are written out.
+        State is stored under this text, so it must not change if a view gets another name, or with Spark's ids.
+        Expressions that Spark computes once below their uses are written out.
         """
         if expression.kind == _ATTRIBUTE:
             common = self._common.get(expression.id)
-            return quote_name(expression.name) if common is None else self.sql(common)
+            return _attribute_sql(expression) if common is None else self.sql(common)
         text = str(self.fetch(expression.handle).sql())
         for part in walk_expression(expression):
             if part.kind == _ATTRIBUTE and part.id in self._common:
                 written = self.sql(part).replace("\\", "\\\\")  # without parentheses, as Spark 3.5 prints it
                 text = re.sub(rf"\b{part.name}\b", written, text)
-            elif part.kind == _ATTRIBUTE and part.fields.get("qualifier"):
-                text = text.replace(str(self.fetch(part.handle).sql()), quote_name(part.name))
+            elif part.kind == _ATTRIBUTE and (
+                part.fields.get("qualifier") or remove_column_ids(part.name) != part.name
+            ):
+                text = text.replace(str(self.fetch(part.handle).sql()), _attribute_sql(part))
         return text
+
+
+def _attribute_sql(attribute: Expression) -> str:
+    """Return the name of an attribute as SQL, without the ids that Spark puts into the names of grouping sets."""
+    return quote_name(remove_column_ids(attribute.name))
