@@ -250,7 +250,7 @@ def _merge_options(kind: str, function: Node) -> Iterator[tuple[str, str]]:
     if kind in _WITH_IGNORE_NULLS:
         yield "ignoreNulls", str(function.ignoreNulls())
     if kind == "ListAgg":
-        yield "delimiter", str(function.delimiter().value() or "")
+        yield "delimiter", str(function.delimiter().eval(None) or "")
     if kind == _PERCENTILE:
         percentages = function.percentageExpression().eval(None)
         yield "percentages", str(percentages if isinstance(percentages, float) else list(percentages.toDoubleArray()))

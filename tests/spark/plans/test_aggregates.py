@@ -439,6 +439,7 @@ def test_an_expression_that_spark_computes_once_is_part_of_the_meaning(events: D
         ("first(n)", {"ignoreNulls": "False"}),
         ("hll_union_agg(cast(page as binary), true)", {"allowDifferentLgConfigK": "True"}),
         pytest.param("listagg(page, '; ')", {"delimiter": "; "}, marks=pytest.mark.needs_spark4("listagg")),
+        pytest.param("listagg(page, ';' || ' ')", {"delimiter": "; "}, marks=pytest.mark.needs_spark4("listagg")),
     ],
 )
 def test_the_specification_has_the_options_of_a_function(text: str, options: dict[str, str], events: DataFrame) -> None:
