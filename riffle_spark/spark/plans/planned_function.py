@@ -31,7 +31,8 @@ _WITH_EVAL_MODE: Final = ("Sum", "Average")
 _WITH_IGNORE_NULLS: Final = ("First", "Last")
 _EVAL_MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
 _PERCENTILE: Final = "ApproximatePercentile"
-_SKETCHES: Final = ("HllSketchAgg", "HllUnionAgg")
+_HASHED_BY_JVM: Final = "HllSketchAgg"
+_SKETCHES: Final = (_HASHED_BY_JVM, "HllUnionAgg")
 _PYTHON: Final = "PythonUDAF"
 _USER_DEFINED: Final = (_PYTHON, "ScalaAggregator", "ScalaUDAF")
 _DECLARATIVE: Final = "org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate"
@@ -97,8 +98,14 @@ class PlannedFunction:
 
     @property
     def meaning(self) -> str:
-        """Return its SQL, and the precision that the SQL omits."""
-        return f"{self.text}, relativeSD {self.function.relativeSD()}" if self.is_hashed else self.text
+        """Return its SQL, and what the SQL omits: the precision, and the type by which Spark hashes the values."""
+        precision = f", relativeSD {self.function.relativeSD()}" if self.is_hashed else ""
+        if not precision and self.kind != _HASHED_BY_JVM:
+            return self.text
+        type_name = str(self.reader.fetch(self.arguments[0].handle).dataType().catalogString())
+        if self.kind == _HASHED_BY_JVM and type_name == "int":
+            type_name = "bigint"  # These sketches hash both alike.
+        return f"{self.text}{precision}, of {type_name}"
 
     def argument(self) -> Node:
         """Return the argument that slots get from a row, or null if the function's filter drops the row."""
@@ -109,7 +116,7 @@ class PlannedFunction:
         sent = arguments[0]
         if self.is_hashed:
             sent = catalyst.value_hash(sent)
-        elif self.kind == "HllSketchAgg":
+        elif self.kind == _HASHED_BY_JVM:
             sent = catalyst.sketch_hash(sent)
         return self.filtered(sent, catalyst.null(sent))
 

@@ -337,12 +337,24 @@ def test_the_specification_names_distinct_and_approximate_aggregates(events: Dat
     columns in the store's name.
     """
     first, second, *_ = spec_of(estimated(events)).functions
-    assert first.buffers[0].meaning == "approx_count_distinct(n), relativeSD 0.05"
-    assert second.buffers[0].meaning == "approx_count_distinct(d), relativeSD 0.01"
+    assert first.buffers[0].meaning == "approx_count_distinct(n), relativeSD 0.05, of bigint"
+    assert second.buffers[0].meaning == "approx_count_distinct(d), relativeSD 0.01, of double"
     spec = spec_of(events.groupBy("page").agg(F.count_distinct("n").alias("page_2"), F.count("*").alias("c")))
     assert (spec.store, spec.elements.names) == ("exact.page-n", ["distinct_for", "n"])
     assert [function.distinct for function in spec.functions] == ["count(DISTINCT n)", None]
     assert (spec.routing_key.names, spec.stored_key.names) == (["page"], ["page", "distinct_for", "n"])
+
+
+@pytest.mark.parametrize(
+    ("function", "meanings"), [("approx_count_distinct(n)", 3), ("hll_sketch_agg(n)", 2)], ids=["HLL++", "HLL"]
+)
+def test_a_type_that_changes_hashes_is_part_of_the_meaning(function: str, meanings: int, events: DataFrame) -> None:
+    """The type of a hashed column is part of the meaning, because another type would count stored values again.
+    Sketches hash integers of both sizes alike.
+    """
+    typed = [events.withColumn("n", F.col("n").cast(kind)) for kind in ("int", "bigint", "string")]
+    specs = [spec_of(each.groupBy("page").agg(F.expr(function).alias("c"))) for each in typed]
+    assert len({spec.functions[0].inputs[0].meaning for spec in specs}) == meanings
 
 
 def test_distinct_aggregates_of_sessions_are_refused(events: DataFrame) -> None:
