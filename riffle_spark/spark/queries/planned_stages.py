@@ -47,8 +47,9 @@ class PlannedStage:
 
     ``map_side`` makes the slots' rows from the input, ``evaluation`` makes the node's output from the rows that slots
     return. ``late`` is the rule for late rows. ``meanings`` describe the stored columns. ``buffers`` are the stored
-    columns of an aggregate with one row per key. ``description`` is printed by ``explain``. ``by_clock`` is set if
-    something is due by processing time. ``initial`` and ``shown`` belong to a processor (``JobOperator``).
+    columns of an aggregate with one row per key, and ``distinct`` the names of those with DISTINCT. ``description`` is
+    printed by ``explain``. ``by_clock`` is set if something is due by processing time. ``initial`` and ``shown`` belong
+    to a processor (``JobOperator``).
 
     ``shift_ms`` (at most 0) is the distance from the watermark to the oldest possible result of the stage. The
     watermark of later stages is shifted by it. ``closes`` is set if some of its state ends with event time.
@@ -73,6 +74,7 @@ class PlannedStage:
     shift_ms: int = 0
     closes: bool = True
     buffers: pa.Schema | None = None
+    distinct: tuple[str, ...] = ()
     grouping: tuple[GroupingKey, ...] = ()
     result_ids: tuple[int, ...] = ()
 
@@ -142,6 +144,7 @@ def _plan_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tu
         tuple(description),
         closes=spec.time is not None,
         buffers=merged_groups.StoredBuffers.of(spec).schema if has_stable_keys else None,
+        distinct=tuple(buffer.name for function in spec.functions if function.distinct for buffer in function.inputs),
         grouping=plan.grouping,
         result_ids=plan.result_ids,
     )

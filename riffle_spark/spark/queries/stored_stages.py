@@ -190,6 +190,7 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
 
     ``stored`` has the recorded meaning of each column. Log warnings of columns that start or end.
     """
+    _check_distinct(stage, stored)
     if stage.stage.kind == "join":
         _check_join_type(stage, stored)
     for name, meaning in stage.meanings.items():
@@ -229,6 +230,27 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
             stored[name],
             stage.store,
         )
+
+
+def _check_distinct(stage: PlannedStage, stored: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` for a new or changed result with DISTINCT. This change cannot be accepted.
+
+    The values that a function counted are keys of the store, so they outlive the column of its result. A result that
+    starts empty would never count them, and another function would count them again.
+    """
+    for name in stage.distinct if stored else ():
+        meaning = stage.meanings[name]
+        if stored.get(name) != meaning:
+            function = meaning.rpartition(": ")[0]
+            # Cause: A result with DISTINCT was renamed, added, or got another function, argument or filter.
+            raise ConfigError(
+                f"Result {name!r} ({function}) is new or has changed, but the store has the "
+                "values that its results have counted. They would be left out, or counted twice.",
+                remedy="Keep the function and its alias, and rename the result in a select after it. Or name a new "
+                "store to start without state: option('riffle.stores', 'NAME').",
+                where=stage.store,
+                id="RIFFLE-1830",
+            )
 
 
 def _check_group_state(stage: PlannedStage, schema: StoreSchema, accepted: str) -> None:

@@ -196,6 +196,20 @@ BASES = {
             "only plain results": Edit(grouped(TOTAL), ("t", [(8,)])),
         },
     ),
+    "counted values": Base(
+        grouped("count(DISTINCT n) AS c", TOTAL),
+        "update",
+        {
+            "the same": Edit(grouped("count(DISTINCT n) AS c", TOTAL), ("c, t", [(2, 8)])),
+            "a result renamed after it": Edit(
+                lambda e: grouped("count(DISTINCT n) AS c", TOTAL)(e).selectExpr("c AS d", "t"), ("d, t", [(2, 8)])
+            ),
+            "a result renamed": Edit(
+                grouped("count(DISTINCT n) AS d", TOTAL), refused="RIFFLE-1830", options={"riffle.accept": "d"}
+            ),
+            "another function": Edit(grouped("sum(DISTINCT n) AS s", TOTAL), refused="RIFFLE-1830"),
+        },
+    ),
     "windows": Base(
         windowed("10 seconds"),
         "update",

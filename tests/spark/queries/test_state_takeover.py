@@ -177,6 +177,22 @@ def continue_with(meanings: dict[str, str], kind: str = "aggregate", accepted: s
     check_stored([replace(query, stage=replace(query.stage, kind=kind))], stored, accepted, "")
 
 
+def test_new_and_changed_results_with_distinct_are_refused_even_if_accepted() -> None:
+    """A result with DISTINCT cannot start empty or get another meaning: the counted values stay in the store."""
+    key, columns = pa.schema({"page": pa.string(), "user": pa.string()}), pa.schema({"users": pa.int64()})
+    users = {"users": "count(DISTINCT user): count"}
+    schema = PlainColumns("totals", key, columns, routed_by=("page",))
+    stored = {"totals": make_recorded_text(None, schema, 0, users)}
+    query = replace(stage(columns, key), meanings=users, buffers=None, distinct=("users",))
+    check_stored([query], stored, "", "")
+    check_stored([query], {}, "", "")
+    check_stored([replace(query, meanings={**users, "visits": MEANT["visits"]})], stored, "", "")
+    for name, function in (("u", "count(DISTINCT user)"), ("users", "count(DISTINCT user) FILTER (WHERE ok)")):
+        changed = replace(query, meanings={name: f"{function}: count"}, distinct=(name,))
+        with pytest.raises(ConfigError, match="RIFFLE-1830"):
+            check_stored([changed], stored, name, "")
+
+
 def test_a_renamed_key_is_not_advised_to_be_accepted_like_a_result() -> None:
     """The first batch refuses it, because no option accepts another key."""
     key, schema = pa.schema({"v_z": pa.string()}), PlainColumns("totals", pa.schema({"v_y": pa.string()}), STATE)
