@@ -27,6 +27,7 @@ from riffle_spark.spark.job_operators import JobOperator, JobOperators
 from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.seeds.first_version import FirstRows, commit_first_version, new_draft, write_first_version
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 
@@ -66,15 +67,35 @@ class _Seeder:
     checkpoint: str
 
     def __call__(self, spark: SparkSession) -> None:
-        """Write the rows unless the root has a log."""
+        """Write the rows unless the root has a log. Raises ``ConfigError`` if that log lacks one of the stores."""
         settings = settings_of(spark, self.settings)
         home = home_of(spark, settings)
         log = Log(open_store(home.root, home.options), home.root, machine_clocks)
         query_id = tick.query_id_in(spark, self.checkpoint)
-        if query_id is None or log.is_started():
+        if query_id is None:
+            return
+        if log.is_started():
+            self._check_loaded(log.open(), query_id)
             return
         written = write_first_version(home, settings.key_groups, -1, self.rows)
         commit_first_version(log, written, new_draft(query_id, settings.key_groups))
+
+    def _check_loaded(self, tail: Record | None, query_id: str) -> None:
+        """Raise ``ConfigError`` for a store that starts with the query's next batch, because its rows are not written.
+
+        ``tail`` is the newest record. The root of another query is refused later.
+        """
+        new = [rows.schema.store for rows in self.rows if tail is not None and rows.schema.store not in tail.schemas]
+        if new and tail is not None and tail.query_id == query_id:
+            # Cause: The operator or its initial state was added to the query after its first start.
+            raise ConfigError(
+                f"Store {new[0]!r} is new, but its query has already run, so its initial state would be left out.",
+                remedy="Start another query with this store and its initial state on an empty root, export the store "
+                "(riffle export), and load it into this root (riffle state load). Or remove the store from "
+                "initial_state to start it without state.",
+                where="initial_state",
+                id="RIFFLE-1831",
+            )
 
 
 def _first_rows(operator: Operator, frame: DataFrame) -> FirstRows:

@@ -127,6 +127,18 @@ def test_open_sessions_of_the_initial_frame_continue(spark: SparkSession, feed: 
     ]
 
 
+def test_an_initial_frame_of_an_operator_that_is_added_later_is_refused(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """A query that has run refuses the initial frame of an operator that it gets later, which would start empty."""
+    assert len(run(spark, feed, tmp_path, by_page, {})) == 2
+    frame = spark.createDataFrame([("a", 7)], "page string, n long")
+    feed.add([{"at": None, "page": "a", "n": 7}])
+    build = lambda e: by_page(e.dropDuplicates(["page", "n"]))  # noqa: E731 - a query
+    with pytest.raises(StreamingQueryException, match=r"RIFFLE-1831.*distinct\.page-n"):
+        run(spark, feed, tmp_path, build, {"distinct.page-n": frame})
+
+
 @pytest.mark.parametrize(
     ("store", "columns", "error"),
     [
