@@ -47,7 +47,7 @@ _NOT_MOVED = ("history", "encryption_key")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote: files, rows and bytes, as of batch ``version``."""
+    """What an export wrote: files, rows and bytes, as of batch ``version``, the newest one of the store."""
 
     files: int
     rows: int
@@ -107,6 +107,7 @@ def export_state(
     if target.list(""):
         raise ConfigError(f"{to} is not empty.", remedy="Name an empty folder.", where="--to", id="RIFFLE-1601")
     tail = opened_root.tail
+    version = tail.stale_stores.get(store, tail.version)
     text = {name: value for name, value in tail.schemas[store].items() if name not in _NOT_MOVED}
     reader = Reader(opened_root.objects, opened_root.keys)
     files: list[str] = []
@@ -126,14 +127,14 @@ def export_state(
         "format": _FORMAT,
         "store": store,
         "schema": text,
-        "version": tail.version,
+        "version": version,
         "row_count": tail.row_counts.get(store),
         "event_time": tail.event_times.get(store),
         "initial_states": list(tail.initial_states.get(store, ())),
         "files": files,
     }
     target.put_if_absent(EXPORT_FILE, json.dumps(body, indent=1).encode())
-    return Exported(len(files), row_count, byte_count, tail.version)
+    return Exported(len(files), row_count, byte_count, version)
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from riffle_spark.errors import ConflictError
+from riffle_spark.offline.export import export_state
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
 from riffle_spark.process.merging.accumulators import Accumulator
@@ -246,3 +247,10 @@ def test_an_accepted_name_may_contain_a_comma(tmp_path: Path) -> None:
     world.batch(0, one_row(1))
     warnings = list(acceptance_warnings(tail_of(world), [both(max_)], ["a", " b"]))
     assert [warning[:13] for warning in warnings] == ["[RIFFLE-0800]"] * 2
+
+
+def test_an_export_has_the_newest_batch_of_its_store(tmp_path: Path) -> None:
+    """An export of a store that lacks batches names the last batch that it has, from which its source continues."""
+    world = with_a_gap(tmp_path, WITHOUT["left out"])
+    versions = [export_state(world.home.root, store, str(tmp_path / store)).version for store in ("totals", "tails")]
+    assert versions == [3, 6]
