@@ -232,7 +232,7 @@ def set_value(  # noqa: PLR0913 - the options of a command
     """
     opened_root = open_root(root, options or StoreOptions(), encryption_keys)
     keys = read_keys(KeyChoice(key), opened_root.schema(store))
-    edit = EditOfState(store, keys, variable, (parse_value(value),), opened_root.tail.time_ms or 0)
+    edit = EditOfState(store, keys, variable, (parse_value(value),), opened_root.tail.edited_ms)
     return _change(opened_root, edit, editor, execute=execute)
 
 

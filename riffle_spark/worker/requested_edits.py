@@ -29,7 +29,7 @@ def edit_by_request(
     check_known("store", [store], tail.schemas, source="--store")
     try:
         keys = parse_key(text, schema_of_text(store, tail.schemas[store]).key, store)
-        edit = EditOfState(store, keys, variable, tuple(value[:1]), tail.time_ms or 0)
+        edit = EditOfState(store, keys, variable, tuple(value[:1]), tail.edited_ms)
         schema, kind = check_edit(edit, tail.schemas[store])
     except ConfigError:
         # Cause: The command checks key and value before it makes the request, so the query has changed since.

@@ -18,7 +18,7 @@ from riffle_spark import Stateful, aggregate, count, max_, sum_, transform_with_
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.offline.export import EXPORT_FILE, export_state, load_state
 from riffle_spark.offline.recovery import adopt
-from riffle_spark.offline.state_edits import Editor
+from riffle_spark.offline.state_edits import Editor, set_value
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.process.types.stage_specs import DistinctSpec
@@ -133,6 +133,22 @@ def test_timers_fire_and_values_expire_after_the_load(tmp_path: Path) -> None:
             each.advance(31)
         assert sorted(map(repr, new.feed())) == sorted(map(repr, query.feed()))
         assert len(new.delivered()) == 20
+
+
+def test_a_value_set_after_a_load_has_its_whole_ttl(tmp_path: Path) -> None:
+    """A value that is set after a load and before the first batch is not written in 1970, so it has its whole TTL."""
+    rows = pa.schema([("user", pa.string())])
+    operator = transform_with_state(
+        Everything("user"), key="user", output="user string, shown string", output_mode="update",
+        time_mode="ProcessingTime",
+    )  # fmt: skip
+    with Harness(operator, rows) as query, Harness(operator, rows) as new:
+        query.feed([{"user": "ann"}])
+        moved(query, tmp_path, new)
+        loaded = tail_of(new.root)
+        (store,) = loaded.schemas
+        set_value(new.root, store, "ann", '{"x": 1}', WHY, variable="tags", execute=True)
+        assert new.expires("tags") == {("ann",): [loaded.written_ms + 60_000]}
 
 
 def test_a_window_closes_at_its_end_after_the_load(tmp_path: Path) -> None:

@@ -174,6 +174,11 @@ class Record:
         return self.rollbacks if self.delivers_as is None else self.delivers_as
 
     @property
+    def edited_ms(self) -> int:
+        """When a value counts as written that an operator sets: with the newest batch, else with this record."""
+        return self.written_ms if self.time_ms is None else self.time_ms
+
+    @property
     def is_unbound(self) -> bool:
         """Whether the state belongs to no query: that of a fork or of a loaded export, before `riffle adopt`."""
         return not self.query_id or self.query_id.startswith(FORK_OF)
