@@ -37,7 +37,7 @@ from riffle_spark.state.restore.edits import (
     EditOfState,
     check_edit,
     count_state_rows,
-    mask_of_keys,
+    mask_of_deleted,
     read_key_group,
     touched_key_groups,
 )
@@ -163,7 +163,7 @@ def _write_state(opened_root: OpenRoot, edit: EditOfState, kind: StoreKind, *, e
         schema = schemas[store]
         rows = read_key_group(schema, key_group, entry, reader)
         if has_keys:
-            is_hit = mask_of_keys(rows, edit.keys)
+            is_hit = mask_of_deleted(schema, rows, edit.keys)
             if not (is_hit.any() or entry.chain):
                 entries[store, key_group] = entry
                 continue

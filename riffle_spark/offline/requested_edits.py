@@ -22,7 +22,8 @@ def request_edit(
     """
     tail = mailroom.tail
     check_known("store", [store], tail.schemas, source="--store", where=mailroom.root)
-    keys = parse_key(key, schema_of_text(store, tail.schemas[store]).key, store)
+    schema = schema_of_text(store, tail.schemas[store])
+    keys = parse_key(key, schema.key, store, schema.routing)
     values = () if value is None else (parse_value(value),)
     check_edit(EditOfState(store, keys, variable, values), tail.schemas[store])
     if not execute:

@@ -28,7 +28,8 @@ def edit_by_request(
         raise TypeError("arguments of a change of state")
     check_known("store", [store], tail.schemas, source="--store")
     try:
-        keys = parse_key(text, schema_of_text(store, tail.schemas[store]).key, store)
+        stored = schema_of_text(store, tail.schemas[store])
+        keys = parse_key(text, stored.key, store, stored.routing)
         edit = EditOfState(store, keys, variable, tuple(value[:1]), tail.edited_ms)
         schema, kind = check_edit(edit, tail.schemas[store])
     except ConfigError:

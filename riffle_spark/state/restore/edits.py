@@ -239,9 +239,24 @@ def mask_of_keys(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.bool_]:
     return mask
 
 
+def mask_of_deleted(schema: StoreSchema, rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return a mask of the rows of a key-group that are deleted with ``keys``. Groups are deleted with their values.
+
+    A group of an aggregate with DISTINCT and each value that it counted are keys of their own. Without the group, the
+    values would not count again.
+    """
+    mask = mask_of_keys(rows, keys)
+    element_columns = schema.key.names[len(schema.routing) :]
+    if element_columns:
+        is_group = rows.column(element_columns[0]).is_null().to_numpy()
+        groups = rows.filter(pa.array(mask & is_group)).select(schema.routing)
+        mask |= mask_of_keys(rows, groups)
+    return mask
+
+
 def _edit_rows(edit: EditOfState, schema: PlainColumns, kind: StoreKind, state: pa.Table) -> _EditedRows:
     """Return the delta of an edit in a store with one row per key."""
-    is_hit = mask_of_keys(state, edit.keys)
+    is_hit = mask_of_deleted(schema, state, edit.keys)
     hits = state.filter(pa.array(is_hit))
     rest = state.filter(pa.array(~is_hit))
     if edit.sets:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark import Stateful
+from riffle_spark.offline.purge import purge_keys
+from riffle_spark.offline.requested_edits import request_edit
+from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys
+from riffle_spark.offline.steering import Mailroom
 from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.process.stages.merged_groups import DistinctGroups, OutputMode
 from riffle_spark.process.store_computation import StoreComputation
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec
+from riffle_spark.state.formats.json_keys import json_of_array
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import Harness
 from tests.kit.examples import costly
 from tests.kit.process.page_windows import TIME, WINDOW, WindowModel
 
+WHY = Editor("ticket 7", "ann", "laptop")
 DELAY_MS = 3
 MODES: list[OutputMode] = ["update", "append"]
 OF_USERS, OF_SECONDS = "count(DISTINCT user)", "sum(DISTINCT seconds)"
@@ -162,3 +174,33 @@ def test_a_new_number_of_key_groups_keeps_values_with_their_group() -> None:
             assert sorted(answers) == [(10, page, 20 * visit_times, 20, 190) for page in "abcdef"]
             switch_dispatch(query.root, "key_group", key_groups=key_groups, execute=True)
             query.restart(dispatch="key_group", key_groups=key_groups)
+
+
+def group_key(query: Harness, page: str) -> pa.Table:
+    """Return the stored key of a group, with all columns."""
+    is_group = pc.field("distinct_for").is_null()
+    return query.table().filter((pc.field("page") == page) & is_group).select(SPEC.stored_key.names)
+
+
+@pytest.mark.parametrize("command", [delete_keys, purge_keys])
+def test_a_deleted_group_leaves_with_all_its_values(command: Callable[..., object], tmp_path: Path) -> None:
+    """A group whose whole key is deleted leaves with its values: they count again with their next rows."""
+    with Harness(operator("update"), SPEC.rows) as query:
+        query.feed(rows_of([Visit(10, page, "x", 7) for page in "ab"]))
+        pq.write_table(group_key(query, "a"), tmp_path / "keys.parquet")
+        command(query.root, "visits", KeyChoice(file=tmp_path / "keys.parquet"), WHY, execute=True)
+        query.restart()
+        assert len(query.state()) == 3
+        answers = answers_of(query.feed(rows_of([Visit(10, page, "x", 7) for page in "ab"])))
+        assert sorted(answers) == [(10, "a", 1, 1, 7), (10, "b", 2, 1, 7)]
+
+
+@pytest.mark.parametrize("names_values", [False, True])
+def test_a_group_is_deleted_by_request(names_values: bool) -> None:
+    """A running query deletes a group with its values, with or without the columns of the values in the key."""
+    with Harness(operator("update"), SPEC.rows, control="on", now_ms=time.time_ns() // 1_000_000) as query:
+        query.feed(rows_of([Visit(10, "a", "x", 7)]))
+        key = group_key(query, "a").select(SPEC.stored_key.names[: None if names_values else 3])
+        (values,) = zip(*(json_of_array(column.combine_chunks()) for column in key.columns), strict=True)
+        request_edit(Mailroom(query.root), "visits", json.dumps(values), None, WHY, "", execute=True)
+        assert answers_of(query.feed(rows_of([Visit(10, "a", "x", 7)]))) == [(10, "a", 1, 1, 7)]
