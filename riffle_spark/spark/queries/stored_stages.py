@@ -194,7 +194,7 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
     if stage.stage.kind == "join":
         _check_join_type(stage, stored)
     for name, meaning in stage.meanings.items():
-        if stored.get(name, meaning) != meaning and not _is_listed(name, accepted):
+        if stored.get(name, meaning) not in (meaning, _without_type(meaning)) and not _is_listed(name, accepted):
             raise _changed_meaning_error(stage, name, stored[name])
     new = sorted(stage.meanings.keys() - stored.keys() - set(stage.keys.names)) if stored else []
     if stage.stage.kind == "join":
@@ -230,6 +230,11 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
             stored[name],
             stage.store,
         )
+
+
+def _without_type(meaning: str) -> str:
+    """Return the meaning of a hashed column as older state has it: without the column's type."""
+    return meaning.rpartition(", of ")[0]
 
 
 def _check_distinct(stage: PlannedStage, stored: Mapping[str, str]) -> None:

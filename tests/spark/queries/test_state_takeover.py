@@ -193,6 +193,19 @@ def test_new_and_changed_results_with_distinct_are_refused_even_if_accepted() ->
             check_stored([changed], stored, name, "")
 
 
+def test_a_hashed_result_continues_from_state_that_did_not_record_its_type() -> None:
+    """State of an earlier version lacks the type of a hashed column. Another recorded type is refused."""
+    key, columns = pa.schema({"page": pa.string()}), pa.schema({"users": pa.binary()})
+    counted = "approx_count_distinct(user), relativeSD 0.05"
+    query = replace(stage(columns, key), meanings={"users": f"{counted}, of bigint"}, buffers=None)
+    for recorded in (counted, f"{counted}, of bigint"):
+        text = make_recorded_text(None, PlainColumns("totals", key, columns), 0, {"users": recorded})
+        check_stored([query], {"totals": text}, "", "")
+    text = make_recorded_text(None, PlainColumns("totals", key, columns), 0, {"users": f"{counted}, of int"})
+    with pytest.raises(ConfigError, match="RIFFLE-0334"):
+        check_stored([query], {"totals": text}, "", "")
+
+
 def test_a_renamed_key_is_not_advised_to_be_accepted_like_a_result() -> None:
     """The first batch refuses it, because no option accepts another key."""
     key, schema = pa.schema({"v_z": pa.string()}), PlainColumns("totals", pa.schema({"v_y": pa.string()}), STATE)
