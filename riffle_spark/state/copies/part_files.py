@@ -166,9 +166,9 @@ class PartFiles:
                 file.verified[_WHOLE_SPAN] = checksum
             self._seen[name] = file
             file.index = file.index or read_index(file.data)[1]
-            return file.index, checksum
         except (DamagedCopy, ValueError):
             return None
+        return file.index, checksum
 
     def _decrypt(self, data: part_codec.Data, part: StackedPart, store: str, key_group: int) -> part_codec.Data:
         """Return the decrypted bytes of a part, or ``data`` if there are no keys."""
