@@ -117,13 +117,21 @@ def test_processor_state_is_exported_and_loaded(name: str, tmp_path: Path) -> No
     compare(operator, case.input, list(case.batches), tmp_path)
 
 
+def everything_by_clock() -> Stateful:
+    """Return the operator of a processor with all kinds of state, timers and TTLs in processing time."""
+    return transform_with_state(
+        Everything("user"),
+        key="user",
+        output="user string, shown string",
+        output_mode="update",
+        time_mode="ProcessingTime",
+    )
+
+
 def test_timers_fire_and_values_expire_after_the_load(tmp_path: Path) -> None:
     """After the load timers fire and values expire at their times."""
     rows = pa.schema([("user", pa.string())])
-    operator = transform_with_state(
-        Everything("user"), key="user", output="user string, shown string", output_mode="update",
-        time_mode="ProcessingTime",
-    )  # fmt: skip
+    operator = everything_by_clock()
     with Harness(operator, rows, now_ms=100_000) as query, Harness(operator, rows, now_ms=100_000) as new:
         query.feed([{"user": f"u{n}"} for n in range(20)])
         moved(query, tmp_path, new)
@@ -138,10 +146,7 @@ def test_timers_fire_and_values_expire_after_the_load(tmp_path: Path) -> None:
 def test_a_value_set_after_a_load_has_its_whole_ttl(tmp_path: Path) -> None:
     """A value that is set after a load and before the first batch is not written in 1970, so it has its whole TTL."""
     rows = pa.schema([("user", pa.string())])
-    operator = transform_with_state(
-        Everything("user"), key="user", output="user string, shown string", output_mode="update",
-        time_mode="ProcessingTime",
-    )  # fmt: skip
+    operator = everything_by_clock()
     with Harness(operator, rows) as query, Harness(operator, rows) as new:
         query.feed([{"user": "ann"}])
         moved(query, tmp_path, new)

@@ -93,7 +93,7 @@ class GroupingKey:
 
     @property
     def is_stored_whole(self) -> bool:
-        """Whether a single key column holds the value. Of a struct with one field, it holds the field."""
+        """Whether one key column holds the value itself. For a struct with one field, the column only has the field."""
         return [part.path for part in self.parts] == [()]
 
     def column_values(self) -> Mapping[str, Value]:

@@ -249,8 +249,8 @@ def _check_distinct(stage: PlannedStage, stored: Mapping[str, str]) -> None:
             function = meaning.rpartition(": ")[0]
             # Cause: A result with DISTINCT was renamed, added, or got another function, argument or filter.
             raise ConfigError(
-                f"Result {name!r} ({function}) is new or has changed, but the store has the "
-                "values that its results have counted. They would be left out, or counted twice.",
+                f"Result {name!r} ({function}) is new or has changed, but the store has the values that its results "
+                "have counted. They would be left out, or counted twice.",
                 remedy="Keep the function and its alias, and rename the result in a select after it. Or name a new "
                 "store to start without state: option('riffle.stores', 'NAME').",
                 where=stage.store,

@@ -175,7 +175,7 @@ class Record:
 
     @property
     def edited_ms(self) -> int:
-        """When a value counts as written that an operator sets: with the newest batch, else with this record."""
+        """The time (ms) of a value that an operator sets: that of the newest batch, or of this record without one."""
         return self.written_ms if self.time_ms is None else self.time_ms
 
     @property

@@ -44,7 +44,7 @@ def check_folder_has_log(root: str, sequence: int) -> None:
     """Raise ``UnavailableError`` if ``root`` is a folder without a log on this host, although a record was written.
 
     ``sequence`` is the number of that record. A put would create the missing folders on this host alone, so call this
-    before. Sends no request.
+    first. Sends no request.
     """
     if not root.startswith("file:"):
         return
