@@ -193,15 +193,15 @@ class StackParts:
     def merge_some(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge stacks with many or large parts, up to a limit of bytes, but at least one. Raises ``DamagedCopy``.
 
-        If any stack has reached the size for a merge, stacks of half that size are merged too: stacks share files, and
-        a file is removed with its last stack.
+        If any stack has reached the size or the number of parts for a merge, stacks of half that size or number are
+        merged too: stacks share files, and a file is removed with its last stack.
         """
-        if all(_merge_start(copy.stack.parts, _MERGED_SHARE) is None for copy in opened.values()):
+        if all(_merge_start(copy.stack.parts, _MERGED_SHARE, _PARTS_MAX) is None for copy in opened.values()):
             return
         bytes_left = _MERGED_BYTES_AT_ONCE
         small: dict[bool, list[tuple[int, OpenStack, Sequence[StackedPart]]]] = {True: [], False: []}
         for key_group, copy in sorted(opened.items()):
-            start = _merge_start(copy.stack.parts, _MERGED_SHARE / 2)
+            start = _merge_start(copy.stack.parts, _MERGED_SHARE / 2, max(1, _PARTS_MAX // 2))
             if start is None or bytes_left <= 0:
                 continue
             parts = copy.stack.parts[start:]
@@ -270,7 +270,7 @@ class StackParts:
         They have grown if they have more than ``share`` of the lowest part's bytes, or twice that share of its rows. If
         there are too many parts, only the top is merged. ``timer_ms`` is that of ``read_runs``.
         """
-        start = _merge_start(stack.parts, share)
+        start = _merge_start(stack.parts, share, _PARTS_MAX)
         if start is None:
             return 0
         self._merge(key_group, stack.parts[start:], timer_ms, bottom=start == 0)
@@ -324,7 +324,7 @@ def _split_by_size(
         yield merges[first:]
 
 
-def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
+def _merge_start(parts: Sequence[StackedPart], share: float, parts_max: int) -> int | None:
     """Return the index of the first part to merge, ``None`` if no merge is needed.
 
     If the parts above the lowest have grown, that is 0. If there are too many parts, it is the start of those at the
@@ -336,7 +336,7 @@ def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
         upper_bytes > share * parts[0].length or _count_rows(parts[1:]) > 2 * share * parts[0].rows
     ):
         return 0
-    if len(parts) <= _PARTS_MAX:
+    if len(parts) <= parts_max:
         return None
     start = len(parts) - 2
     size = parts[-1].length + parts[-2].length

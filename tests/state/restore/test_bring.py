@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
+from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Head
@@ -77,6 +78,33 @@ def test_merging_the_top_of_a_stack_keeps_deletions(place: Place) -> None:
     assert place.bring() == AdvanceCounts(hits=1)
 
 
+def test_a_merge_includes_stacks_of_half_as_many_parts(place: Place) -> None:
+    """If one stack has too many parts, stacks of half as many are merged with it, because they share files. Then the
+    former files are closed when they are deleted.
+    """
+    for version in range(10):
+        changed = [1] if version < 5 else [1, 2] if version < 7 else [1, 2, 3]
+        place.seal(version, {key_group: {str(version): version} for key_group in changed})
+        place.bring()
+    keeper = place.keeper()
+    opened = keeper.advance(place.entries)[0]
+    former = {f"{place.folder.path}/{part.file}" for part in opened[1].stack.parts}
+    assert former <= part_files._files.keys()  # private: the open files of a process
+    keeper.merge({key_group: opened[key_group] for key_group in (2, 3)})
+    stacks = place.folder.stacks("totals").listing().stacks
+    assert [len(stacks[key_group].parts) for key_group in (1, 2, 3)] == [10, 5, 3], "the merged stacks have few parts"
+    keeper.merge(opened)
+    stacks = place.folder.stacks("totals").listing().stacks
+    assert [len(stacks[key_group].parts) for key_group in (1, 2, 3)] == [1, 1, 3]
+    assert stacks[1].parts[0].file == stacks[2].parts[0].file
+    place.folder.remove_unused_deltas()
+    keeper.merge(keeper.advance(place.entries)[0])
+    closed = former - part_files._files.keys()
+    assert closed == {file for file in former if not Path(file).exists()}
+    assert closed
+    assert place.bring() == AdvanceCounts(hits=3)
+
+
 @pytest.mark.parametrize(
     ("rows", "length", "merged_from"),
     [
@@ -93,7 +121,7 @@ def test_stacks_are_merged_by_bytes_rows_and_parts(rows: int, length: int, merge
     """
     parts = [StackedPart("bottom", 0, 100_000, 0, 1_000, 1)]
     for first in merged_from:
-        assert _merge_start(parts, 0.5) == first
+        assert _merge_start(parts, 0.5, 9) == first
         parts.append(StackedPart("delta", 0, length, 0, rows, 1))
 
 
