@@ -41,6 +41,7 @@ from riffle_spark.process.blocks.combining import ROWS, decode_rows
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import StoreComputation
 from riffle_spark.state.copies import disk
+from riffle_spark.state.copies.part_files import close_removed_files
 from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.log.record_commits import check_folder_has_log
@@ -277,12 +278,13 @@ class _Attempt:
                 self._put.result()
 
     def tidy(self) -> None:
-        """Merge stacks of many files and remove unused files of deltas. The next batch retries failed work."""
+        """Merge stacks of many files, and remove and close unused files. The next batch retries failed work."""
         try:
             with self.folder.hold():
                 for merge in self.merges:
                     merge()
                 self.folder.remove_unused_deltas()
+                close_removed_files(self.folder.path)
         except (RiffleError, OSError) as error:
             _logger.debug("cannot merge the stacks of %s: %s", self.order.store, error)
 

@@ -12,7 +12,7 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.upkeep_orders import MergeOrder, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.disk import DamagedCopy, read_disk_use
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import scrub_stacks
+from riffle_spark.state.copies.part_files import close_removed_files, scrub_stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Replacement, Snapshot
@@ -100,6 +100,7 @@ class _Piece:
             self._merge(folder)
             self._snapshot(folder)
             folder.remove_unused_deltas()
+            close_removed_files(folder.path)
             if self._budget.start_item():
                 self._scrub(folder)
             self.facts.update(disk=read_disk_use(folder.path), memory=memory_use())

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.messages.upkeep_orders import MergeOrder, UpkeepReceipt
+from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -171,6 +172,19 @@ def test_snapshots_are_taken_after_copies_follow_the_log(upkept: UpkeepMember) -
         assert taken.head == upkept.place.entries[key_group].head
     short = upkept.run(follows=(), snapshots=due, seconds=0.0)
     assert (len(short.snapshots), short.snapshots_left) == (1, 2)
+
+
+def test_a_piece_closes_deleted_files(upkept: UpkeepMember) -> None:
+    """A process that only follows the log and takes snapshots keeps no deleted file open. Such a file uses the disk."""
+    folder = upkept.folder().path
+    opened: set[Path] = set()
+    for version in range(2, 14):
+        upkept.place.seal(version, {kg: {"k": version} for kg in KEY_GROUPS})
+        upkept.run(snapshots=tuple(upkept.snapshot(kg) for kg in KEY_GROUPS))
+        open_files = {path for path in map(Path, part_files._files) if path.is_relative_to(folder)}  # private
+        assert [path for path in open_files if not path.exists()] == []
+        opened |= open_files
+    assert any(not path.exists() for path in opened), "files were deleted"
 
 
 def test_a_failed_snapshot_does_not_stop_the_others(upkept: UpkeepMember) -> None:

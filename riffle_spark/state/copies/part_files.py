@@ -251,13 +251,6 @@ class PartFiles:
         except (OSError, ValueError):
             return False
 
-    def close_removed(self) -> None:
-        """Close files that were deleted, so that the disk frees their blocks."""
-        prefix = f"{self._folder}/"
-        for path in list(_files):
-            if path.startswith(prefix) and path[len(prefix) :] not in self._seen and signature_of(path) is None:
-                _close_file(path)
-
     def _open_verified(self, part: StackedPart) -> _File:
         """Return the open file of a part after verifying the part's checksum, once.
 
@@ -406,6 +399,14 @@ def _close_file(path: str) -> None:
     file = _files.pop(path, None)
     if file is not None:
         _decrypted.remove(path, [*file.rows, _WHOLE])
+
+
+def close_removed_files(folder: Path) -> None:
+    """Close the files of a member's folder that were deleted, so that the disk frees their blocks."""
+    prefix = f"{folder}/"
+    for path in list(_files):
+        if path.startswith(prefix) and signature_of(path) is None:
+            _close_file(path)
 
 
 def _read_or_map(path: str, size: int) -> pa.Buffer:

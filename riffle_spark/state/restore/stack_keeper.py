@@ -154,15 +154,13 @@ class StackKeeper:
         return stack is not None and any(str(self._folder.path / part.file) in files for part in stack.parts)
 
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
-        """Merge stacks with many or large parts, and close deleted files.
+        """Merge stacks with many or large parts. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
 
-        Raises ``DamagedCopy``, and ``OSError`` if the disk refuses. The files are checked again, because they may have
-        been damaged since, and the merged part gets a new checksum.
+        The files are checked again, because they may have been damaged since, and the merged part gets a new checksum.
         """
         self._parts.forget_verification()
         with self._folder.protect_deltas():
             self._parts.merge_some(opened)
-        self._parts.close_removed()
 
     def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], AdvanceCounts]:
         """Advance the copies once. Return the stacks at the entries' heads, and counts."""

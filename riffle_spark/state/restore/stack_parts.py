@@ -109,10 +109,6 @@ class StackParts:
             return runs
         return tuple(replace(run, first_ms=first_ms_of(timer_ms)) for run in runs)
 
-    def close_removed(self) -> None:
-        """Close files that were deleted, so that the disk frees their blocks."""
-        self._files.close_removed()
-
     def forget_verification(self) -> None:
         """Make every file be verified again at its next use."""
         self._files = PartFiles(self._folder.path, self._keys)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Head
@@ -79,17 +78,13 @@ def test_merging_the_top_of_a_stack_keeps_deletions(place: Place) -> None:
 
 
 def test_a_merge_includes_stacks_of_half_as_many_parts(place: Place) -> None:
-    """If one stack has too many parts, stacks of half as many are merged with it, because they share files. Then the
-    former files are closed when they are deleted.
-    """
+    """If one stack has too many parts, stacks of half as many are merged with it, because they share files."""
     for version in range(10):
         changed = [1] if version < 5 else [1, 2] if version < 7 else [1, 2, 3]
         place.seal(version, {key_group: {str(version): version} for key_group in changed})
         place.bring()
     keeper = place.keeper()
     opened = keeper.advance(place.entries)[0]
-    former = {f"{place.folder.path}/{part.file}" for part in opened[1].stack.parts}
-    assert former <= part_files._files.keys()  # private: the open files of a process
     keeper.merge({key_group: opened[key_group] for key_group in (2, 3)})
     stacks = place.folder.stacks("totals").listing().stacks
     assert [len(stacks[key_group].parts) for key_group in (1, 2, 3)] == [10, 5, 3], "the merged stacks have few parts"
@@ -97,11 +92,6 @@ def test_a_merge_includes_stacks_of_half_as_many_parts(place: Place) -> None:
     stacks = place.folder.stacks("totals").listing().stacks
     assert [len(stacks[key_group].parts) for key_group in (1, 2, 3)] == [1, 1, 3]
     assert stacks[1].parts[0].file == stacks[2].parts[0].file
-    place.folder.remove_unused_deltas()
-    keeper.merge(keeper.advance(place.entries)[0])
-    closed = former - part_files._files.keys()
-    assert closed == {file for file in former if not Path(file).exists()}
-    assert closed
     assert place.bring() == AdvanceCounts(hits=3)
 
 
