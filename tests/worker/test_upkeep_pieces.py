@@ -181,7 +181,8 @@ def test_a_piece_closes_deleted_files(upkept: UpkeepMember) -> None:
     for version in range(2, 14):
         upkept.place.seal(version, {kg: {"k": version} for kg in KEY_GROUPS})
         upkept.run(snapshots=tuple(upkept.snapshot(kg) for kg in KEY_GROUPS))
-        open_files = {path for path in map(Path, part_files._files) if path.is_relative_to(folder)}  # private
+        all_files = map(Path, part_files._files)  # private: the open files of a process
+        open_files = {path for path in all_files if path.is_relative_to(folder)}
         assert [path for path in open_files if not path.exists()] == []
         opened |= open_files
     assert any(not path.exists() for path in opened), "files were deleted"

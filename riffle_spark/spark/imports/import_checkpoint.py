@@ -128,9 +128,9 @@ def import_checkpoint(
     if offsets is None:
         raise ConfigError(
             f"The checkpoint {source.shown} has no committed batch.",
-            remedy="Let the Spark query commit a batch, stop it, and import again. Or start the wrapped query with a new "
-            "checkpoint, because there is no state to move. Then a source that starts with the latest rows skips those "
-            "that came before.",
+            remedy="Let the Spark query commit a batch, stop it, and import again. Or start the wrapped query with a "
+            "new checkpoint, because there is no state to move. Then a source that starts with the latest rows skips "
+            "those that came before.",
             where=source.shown,
             id="RIFFLE-1614",
         )
