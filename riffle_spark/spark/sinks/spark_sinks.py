@@ -89,7 +89,9 @@ class FileSink:
             raise ConflictError(
                 f"The newest batch of the files in {self._folder} is {newest}, so batch {batch_id} cannot follow. The "
                 "files belong to another query, or were written before a rollback.",
-                remedy="Start the query with another path. The written files stay readable.",
+                remedy="Start the query with another path. The written files stay readable. If the query was just "
+                "imported, another path would repeat the rows of the batch. Then remove the root and the new "
+                "checkpoint, start the Spark query until it has committed the batch, and run riffle import again.",
                 where=self._folder,
                 id="RIFFLE-0365",
             )
