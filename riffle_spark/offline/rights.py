@@ -9,6 +9,8 @@ from riffle_spark.state.objects.open import normalised
 
 _OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 _READ_ACTIONS = ("s3:GetObject",)
+_DIRECTORY_BUCKET = "--x-s3"
+"""The end of the names of directory buckets (S3 Express One Zone)."""
 _KEY_ARN = re.compile(r"arn:([a-z-]+):kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+\Z")
 _KEY_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
 _GCS_READ = ("storage.objects.get", "storage.objects.list")
@@ -94,9 +96,31 @@ def iam_policy(
             id="RIFFLE-0146",
         )
     bucket, _, prefix = place.partition("/")
-    below = f"{prefix}/" if prefix else ""
-    arn = f"arn:{partition}:s3:::{bucket}"
-    statements: list[Mapping[str, object]] = [
+    if bucket.endswith(_DIRECTORY_BUCKET):
+        statements = [_directory_bucket_statement(bucket, partition, read_only)]
+    else:
+        statements = _bucket_statements(f"arn:{partition}:s3:::{bucket}", f"{prefix}/" if prefix else "", read_only)
+    if kms_key is not None:
+        actions = [action for action in _KEY_ACTIONS if not read_only or action == "kms:Decrypt"]
+        statements.append({"Sid": "KeyOfTheRoot", "Effect": "Allow", "Action": actions, "Resource": [kms_key]})
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _directory_bucket_statement(bucket: str, partition: str, read_only: bool) -> Mapping[str, object]:
+    """Return the statement for a directory bucket. Its only right is a session, which no prefix can limit."""
+    session = {
+        "Sid": "SessionOfTheBucket",
+        "Effect": "Allow",
+        "Action": ["s3express:CreateSession"],
+        "Resource": [f"arn:{partition}:s3express:*:*:bucket/{bucket}"],
+    }
+    mode = {"Condition": {"StringEquals": {"s3express:SessionMode": "ReadOnly"}}}
+    return {**session, **mode} if read_only else session
+
+
+def _bucket_statements(arn: str, below: str, read_only: bool) -> list[Mapping[str, object]]:
+    """Return the statements for the prefix ``below`` in the general purpose bucket ``arn``."""
+    return [
         {
             "Sid": "ListTheRoot",
             "Effect": "Allow",
@@ -112,10 +136,6 @@ def iam_policy(
             "Resource": [f"{arn}/{below}*"],
         },
     ]
-    if kms_key is not None:
-        actions = [action for action in _KEY_ACTIONS if not read_only or action == "kms:Decrypt"]
-        statements.append({"Sid": "KeyOfTheRoot", "Effect": "Allow", "Action": actions, "Resource": [kms_key]})
-    return {"Version": "2012-10-17", "Statement": statements}
 
 
 def _check_key(kms_key: str, partition: str) -> None:

@@ -192,6 +192,16 @@ def test_a_policy_names_only_the_resources_of_the_root() -> None:
     assert "kms" not in whole
 
 
+def test_a_directory_bucket_grants_only_sessions() -> None:
+    """A directory bucket has one right, to open a session. It can be limited to reading, but not to a prefix."""
+    root = "s3://bkt--use1-az4--x-s3/p"
+    (session,) = json.loads(CliRunner().invoke(main, ["policy", root]).output)["Statement"]
+    assert (session["Action"], "Condition" in session) == (["s3express:CreateSession"], False)
+    assert session["Resource"] == ["arn:aws:s3express:*:*:bucket/bkt--use1-az4--x-s3"]
+    (reading,) = cast("Sequence[Statement]", iam_policy(root, read_only=True)["Statement"])
+    assert reading["Condition"] == {"StringEquals": {"s3express:SessionMode": "ReadOnly"}}
+
+
 @pytest.mark.parametrize(
     "options",
     [

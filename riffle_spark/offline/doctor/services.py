@@ -93,7 +93,8 @@ class _Probe:
 
     def _list(self) -> None:
         """List the object. Raise ``_ProbeError`` if it is missing."""
-        if self._name not in self._store.list(self._name):
+        folder, slash, _ = self._name.rpartition("/")  # directory buckets list only folders
+        if self._name not in self._store.list(folder + slash):
             raise _ProbeError("The object that was just written is not listed.")
 
     def _delete(self) -> None:
