@@ -133,7 +133,7 @@ class Checkpoint:
                 start = committed[source]
             elif not committed:
                 start = self._first_offset(source)
-            if start is not None and _parsed_offset(start) != _parsed_offset(state_offset):
+            if start is not None and _parse(start) != _parse(state_offset):
                 gaps.append(
                     f"Source {source} continues from {start}, but the state is at {state_offset}. Rows in between "
                     "would be missed or counted twice."
@@ -165,10 +165,10 @@ class Checkpoint:
         """Make ``version`` the last committed batch, with the offset-log entry ``offsets``. Return the steps taken.
 
         Later entries are removed newest first, so that a crash leaves a visible gap. Correct files stay. A commit that
-        has to be written gets the watermark that Spark stored with the offsets. If the checkpoint has other offsets of
-        ``version``, its commit has the watermark of another history, so it is removed first. Spark also reads the entry
-        of the batch before, so ``previous_offsets`` are written. With ``runs_again`` the batch before is the last
-        committed batch, and Spark runs ``version`` again.
+        is missing or truncated is written, with the watermark that Spark stored with the offsets. If the checkpoint has
+        other offsets of ``version``, its commit has the watermark of another history, so it is removed first. Spark
+        also reads the entry of the batch before, so ``previous_offsets`` are written. With ``runs_again`` the batch
+        before is the last committed batch, and Spark runs ``version`` again.
         """
         committed = version - 1 if runs_again and offsets is not None else version
         is_other_history = offsets is not None and self.offsets(version) not in {None, offsets}
@@ -182,7 +182,7 @@ class Checkpoint:
             if committed >= 0:
                 committed_offsets = (previous_offsets or offsets) if committed < version else offsets
                 commit = _COMMIT % _watermark_in(committed_offsets)
-                steps += self._ensure_entry("commits", committed, commit, replace=False)
+                steps += self._ensure_entry("commits", committed, commit, replace=not self._is_committed(committed))
         return steps
 
     @_masks_errors
@@ -223,6 +223,12 @@ class Checkpoint:
             metadata = stream.read(_METADATA_BYTES_MAX)
         with target_files.open_output_stream(f"{target_base}/metadata") as output:
             output.write(metadata)
+
+    def _is_committed(self, batch: int) -> bool:
+        """Return whether a batch has a commit that is not truncated: a version, then an object of JSON."""
+        files, base = self._files()
+        text = self._read(files, f"{base}/commits/{batch}") or ""
+        return isinstance(_parse(text.partition("\n")[2]), dict)
 
     def _remove_after(self, folder: str, newest: int) -> list[str]:
         """Remove the entries of batches after ``newest``, newest first. Return the steps taken."""
@@ -388,16 +394,16 @@ def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, i
 
 def _is_start_offset(offset: str) -> bool:
     """Return whether an option can start a query at this offset. Offsets of file and rate sources cannot."""
-    fields = _parsed_offset(offset)
+    fields = _parse(offset)
     return isinstance(fields, dict) and not {"logOffset"} <= {*fields} and {*fields} != {"offset", "timestamp"}
 
 
-def _parsed_offset(offset: str) -> object:
-    """Return an offset as JSON values, or its text if it is not JSON. Equal offsets may differ as text."""
+def _parse(text: str) -> object:
+    """Return JSON as values, or the text if it is not JSON. Equal offsets may differ as text."""
     try:
-        return json.loads(offset)
+        return json.loads(text)
     except ValueError:
-        return offset
+        return text
 
 
 def _log_entry_of(offset: str) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.checkpoint_comparison import describe_mismatch
 from riffle_spark.state.log.record import Record
@@ -77,6 +79,19 @@ def test_a_first_batch_that_runs_again_has_no_committed_batch_before_it(tmp_path
     assert Checkpoint(str(checkpoint)).next_batch() == 0
     assert list((checkpoint / "commits").glob("[0-9]*")) == []
     assert (checkpoint / "offsets" / "0").read_text() == "offsets-0"
+
+
+@pytest.mark.parametrize("commit", ["", "v1", 'v1\n{"nextBatchWa'])
+def test_a_truncated_commit_is_written_again(tmp_path: Path, commit: str) -> None:
+    """A restored checkpoint has a whole commit of its last batch. A truncated one would stop Spark at the start."""
+    checkpoint = written_checkpoint(tmp_path, 5)
+    whole = (checkpoint / "commits" / "3").read_text()
+    (checkpoint / "commits" / "3").write_text(commit)
+    offsets = (checkpoint / "offsets" / "3").read_text()
+    assert "wrote commits/3" in Checkpoint(str(checkpoint)).restore(3, offsets)
+    assert (checkpoint / "commits" / "3").read_text() == 'v1\n{"nextBatchWatermarkMs":0}'
+    (checkpoint / "commits" / "3").write_text(whole)
+    assert Checkpoint(str(checkpoint)).restore(3, offsets) == []
 
 
 def test_a_source_that_would_not_continue_at_the_state_is_named(tmp_path: Path) -> None:
