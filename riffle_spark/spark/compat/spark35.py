@@ -32,6 +32,7 @@ __all__ = [
     "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
+    "STREAM_PARTITIONS",
     "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
@@ -54,6 +55,7 @@ __all__ = [
     "kept_without_rows",
     "local_checkpoint",
     "no_stream",
+    "prepare_for_commits",
     "progress_of",
     "replace_executed_plan",
     "row_copier",
@@ -67,6 +69,7 @@ LOST_BLOCK: Final = "Checkpoint block rdd_"
 PARTITION_METRICS: Final[tuple[str, ...]] = ("numShufflePartitions",)
 RAISED: Final = "java.lang.RuntimeException: "
 REPLACING_RULES: Final = ("ReplaceExpressions",)
+STREAM_PARTITIONS: Final[tuple[int, ...]] = (1,)
 TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True}
 _BEAT_MS: Final = 1000
 _KEPT: Final = "__riffle_kept"
@@ -174,6 +177,21 @@ def kept_without_rows(frame: DataFrame) -> DataFrame:
     leaf without rows, and then the batch has no figures. It keeps a leaf below a generator (``stack``).
     """
     return frame.selectExpr("*", f"stack(1, 0) AS {_KEPT}").drop(_KEPT)
+
+
+def prepare_for_commits(spark: SparkSession, stream: Any, number: int, ahead: int) -> None:
+    """Let a stream in memory without rows accept commits of the offsets ``number`` to ``number + ahead``.
+
+    Spark commits the checkpoint's offset to the stream in the first batch after a restart. The stream of Spark 3.5 then
+    removes one block for each offset since the last commit. In Scala 2.12 it fails if it has fewer blocks.
+    """
+    context: Any = spark.sparkContext
+    jvm = context._jvm
+    block = context._gateway.new_array(looked_up(jvm, "org.apache.spark.sql.catalyst.expressions.UnsafeRow"), 0)
+    blocks = looked_up(jvm, "java.util.Collections", "nCopies")(ahead, block)
+    stream.batches().appendAll(looked_up(jvm, "org.apache.spark.api.python.PythonUtils", "toSeq")(blocks))
+    offset = looked_up(jvm, "org.apache.spark.sql.execution.streaming.LongOffset")(number)
+    getattr(stream, "lastOffsetCommitted_$eq")(offset)
 
 
 def progress_of(progress: dict[str, Any]) -> Any:

@@ -32,6 +32,7 @@ __all__ = [
     "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
+    "STREAM_PARTITIONS",
     "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
@@ -54,6 +55,7 @@ __all__ = [
     "kept_without_rows",
     "local_checkpoint",
     "no_stream",
+    "prepare_for_commits",
     "progress_of",
     "replace_executed_plan",
     "row_copier",
@@ -64,6 +66,8 @@ __all__ = [
 
 CLASSIC: Final = "org.apache.spark.sql.classic"
 """The Java package of ``SparkSession`` and ``Dataset``."""
+STREAM_PARTITIONS: Final[tuple[int, ...]] = ()
+"""The number of partitions of the ticks' stream, if it is passed to Spark: ``prepare_for_commits`` needs it."""
 LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """A part of the message of Spark's error for a lost block of a local checkpoint."""
 PARTITION_METRICS: Final[tuple[str, ...]] = ()
@@ -136,6 +140,10 @@ def has_python_source(state: Any, name: str) -> bool:
 def kept_without_rows(frame: DataFrame) -> DataFrame:
     """Return the frame. Spark 4 counts the source's rows even in a batch in which it has none."""
     return frame
+
+
+def prepare_for_commits(spark: SparkSession, stream: Any, number: int, ahead: int) -> None:
+    """Do nothing. A stream in memory of Spark 4 accepts commits of any later offset."""
 
 
 def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:

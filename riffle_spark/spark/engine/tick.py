@@ -100,6 +100,7 @@ class Tick:
             return frame
         self._stream = _stream(frame)
         number, is_batch_due = reached
+        compat.prepare_for_commits(self._spark, self._stream, number, _AHEAD)
         if is_batch_due and (self._by_clock or self._without_rows):
             self._set_offset(number + _AHEAD)
             self.now()
@@ -252,7 +253,9 @@ def _stream(frame: DataFrame) -> Any:
     spark = frame.sparkSession
     schema = handles.looked_up(_jvm(spark), "org.apache.spark.sql.Encoders", "row")(frame._jdf.schema())
     name = str(_class(spark, _STREAMS).getName())
-    return handles.looked_up(_jvm(spark), f"{name}$", "MODULE$").apply(schema, handles.session(spark).sqlContext())
+    return handles.looked_up(_jvm(spark), f"{name}$", "MODULE$").apply(
+        *compat.STREAM_PARTITIONS, schema, handles.session(spark).sqlContext()
+    )
 
 
 def _advances_watermark(batch: DataFrame, watermark_ms: int) -> bool:
