@@ -17,6 +17,8 @@ _COLLATED: Final = re.compile(r"string collate (\w+)", re.IGNORECASE)
 _BINARY: Final = "UTF8_BINARY"
 _MONTHS: Final = re.compile(r"interval (year|month)( to month)?")
 _BOUNDED: Final = re.compile(r"(char|character|varchar)\b")
+_NANOSECONDS: Final = re.compile(r"timestamp_(ltz|ntz)\([7-9]\)")
+_SHAPE: Final = re.compile(r"(geometry|geography)\b")
 _VOID: Final = "void"
 _PLAIN: Final = "CAST({0} AS STRING COLLATE UTF8_BINARY)"
 _LOWER_CASE: Final = f"lower({_PLAIN})"
@@ -24,6 +26,11 @@ _LOWER_CASE: Final = f"lower({_PLAIN})"
 _REMEDIES: Final[Mapping[str, str]] = {
     "months": "Keep the number of months: extract(YEAR FROM {0}) * 12 + extract(MONTH FROM {0}). "
     "make_ym_interval(0, months) restores the interval.",
+    "nanoseconds": "Keep the text: CAST({0} AS STRING). CAST(text AS TIMESTAMP_LTZ(9)) restores the time, or "
+    "TIMESTAMP_NTZ(9) for a time without a zone.",
+    "shape_key": "Use st_asbinary({0}).",
+    "shape_order": "Use st_asbinary({0}).",
+    "shape_declared": "Declare a BINARY, and store its well-known binary.",
     "calendar": "Keep the text: CAST({0} AS STRING). CAST(text AS INTERVAL) restores the interval.",
     "udt": "Convert it to a plain type before the operator, and back after it. For vectors use vector_to_array({0}) "
     "and array_to_vector.",
@@ -74,6 +81,10 @@ def _find_reason(name: str, position: Position) -> str | None:
         return None if is_plain else f"collated_{position}"
     if _MONTHS.fullmatch(name):
         return "months"
+    if _NANOSECONDS.fullmatch(name):
+        return "nanoseconds"
+    if position != "value" and _SHAPE.match(name):
+        return f"shape_{position}"
     if position == "declared" and _BOUNDED.match(name):
         return "bounded_declared"
     special = {"interval": "calendar"}

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.errors import PySparkTypeError
+from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -36,7 +36,31 @@ _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 def arrow_schema(frame: DataFrame, shown: Mapping[str, str] | None = None) -> pa.Schema:
     """Return the Arrow schema of a frame's rows in a Python worker. See ``arrow_of`` for arguments and errors."""
-    return arrow_of(frame.schema, shown=shown)
+    return arrow_of(_schema_of(frame, shown or {}), shown=shown)
+
+
+def _schema_of(frame: DataFrame, shown: Mapping[str, str]) -> T.StructType:
+    """Return a frame's schema. Raise ``ConfigError`` for the first column with a type that PySpark lacks."""
+    try:
+        return frame.schema
+    except PySparkValueError:
+        for name in frame.columns:
+            try:
+                _ = frame.select(quoted(name)).schema
+            except PySparkValueError as unknown:
+                type_name = (unknown.getMessageParameters() or {}).get("msg", "that PySpark lacks")
+                raise _unpassable_error(shown.get(name, name), type_name, "") from unknown
+        raise
+
+
+def _unpassable_error(name: str, type_name: str, where: str) -> ConfigError:
+    """Return the error for a column with a type that Spark cannot pass to Python."""
+    return ConfigError(
+        f"Column {name!r} has type {type_name}, which Spark cannot pass to Python.",
+        remedy=f"Cast it before the operator: CAST({name} AS STRING).",
+        where=where,
+        id="RIFFLE-0282",
+    )
 
 
 def arrow_of(
@@ -57,13 +81,7 @@ def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str], lar
     try:
         arrow = to_arrow_schema(T.StructType([field]), **options)
     except (PySparkTypeError, ValueError) as refused:  # pyarrow raises ValueError
-        name = shown.get(field.name, field.name)
-        raise ConfigError(
-            f"Column {name!r} has type {field.dataType.simpleString()}, which Spark cannot pass to Python.",
-            remedy=f"Cast it before the operator: CAST({name} AS STRING).",
-            where=where,
-            id="RIFFLE-0282",
-        ) from refused
+        raise _unpassable_error(shown.get(field.name, field.name), field.dataType.simpleString(), where) from refused
     return arrow.field(0).remove_metadata()
 
 

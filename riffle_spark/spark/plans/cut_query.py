@@ -53,7 +53,8 @@ def cut_query(frame: DataFrame) -> CutQuery:
 def read_query(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
     """Return a frame's plan, prepared for cutting, and the reader that knows its handles.
 
-    As in Spark, the plans that ``WITH`` names are inlined, and ``SELECT DISTINCT`` becomes an aggregate.
+    As in Spark, the plans that ``WITH`` names are inlined, ``SELECT DISTINCT`` becomes an aggregate, and the nodes that
+    mark the operators of ``|>`` are removed.
     """
     reader, plan = read_frame(frame)
     kinds = {node.kind for node in walk(plan)}
@@ -62,7 +63,9 @@ def read_query(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
         rewritten = reader.catalyst.construct("optimizer.InlineCTE", True).apply(rewritten)
     if "Distinct" in kinds:
         rewritten = reader.catalyst.object_named("optimizer.ReplaceDistinctWithAggregate").apply(rewritten)
-    if kinds & {"WithCTE", "Distinct"}:
+    if "PipeOperator" in kinds:
+        rewritten = reader.catalyst.object_named("expressions.EliminatePipeOperators").apply(rewritten)
+    if kinds & {"WithCTE", "Distinct", "PipeOperator"}:
         plan = reader.read(rewritten)
     return reader, plan
 

@@ -9,6 +9,8 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, kind
 
 _ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp")
 """Clocks that keep the session's time zone."""
+_TIME_OF_DAY: Final = "CurrentTime"
+"""The clock whose type Spark's literal of a batch time cannot have, so that a local timestamp is cast to it."""
 _NO_ZONE: Final = "UTC"
 """The zone of an instant, which Spark ignores."""
 _EXPRESSION: Final = "org.apache.spark.sql.catalyst.expressions.Expression"
@@ -22,7 +24,10 @@ def set_current_time(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
             return None
         zone = expression.timeZoneId() if kind(expression) in _ZONED else catalyst.some(_NO_ZONE)
         timestamp = catalyst.class_named("expressions.CurrentBatchTimestamp")
-        return timestamp(time_ms, expression.dataType(), zone).toLiteral()
+        if kind(expression) != _TIME_OF_DAY:
+            return timestamp(time_ms, expression.dataType(), zone).toLiteral()
+        local = timestamp(time_ms, catalyst.type_named("timestamp_ntz"), zone).toLiteral()
+        return catalyst.cast(local, expression.dataType())
 
     return _change_node(catalyst, plan, time_literal)
 

@@ -160,7 +160,7 @@ class Catalyst:
         if " collate " not in str(expression.dataType().catalogString()):
             return expression
         ddl = _COLLATION.sub(lambda match: match[1] or "", str(expression.dataType().sql()))
-        return self.cast(expression, self._type(ddl))
+        return self.cast(expression, self.type_named(ddl))
 
     def cast(self, expression: Node, data_type: Node) -> Node:
         """Return an expression cast to a type."""
@@ -238,10 +238,10 @@ class Catalyst:
         if " collate " in type_name:
             expression = self.class_named("expressions.CollationKey")(expression)
         is_integer = type_name in ("int", "bigint")
-        value = self.cast(expression, self._type("bigint" if is_integer else "binary"))
-        seed = self.cast(self.literal(_MURMUR3_SEED), self._type("bigint"))
+        value = self.cast(expression, self.type_named("bigint" if is_integer else "binary"))
+        seed = self.cast(self.literal(_MURMUR3_SEED), self.type_named("bigint"))
         words = invoke(_MURMUR3, "hash", self._lookup(f"{_TYPES}.ObjectType")(class_for("[J")), value, seed)
-        array = invoke(f"{_EXPRESSIONS}.UnsafeArrayData", "fromPrimitiveArray", self._type("array<bigint>"), words)
+        array = invoke(f"{_EXPRESSIONS}.UnsafeArrayData", "fromPrimitiveArray", self.type_named("array<bigint>"), words)
         if is_integer:
             return array
         is_empty = self.class_named("expressions.EqualTo")(value, self.cast(self.literal(""), value.dataType()))
@@ -312,7 +312,7 @@ class Catalyst:
         node: Node = looked_up(context(self.spark)._jvm, name, member)
         return node
 
-    def _type(self, ddl: str) -> Node:
+    def type_named(self, ddl: str) -> Node:
         """Return a Spark type in the JVM, given as DDL."""
         return self._lookup(f"{_TYPES}.DataType", "fromDDL")(ddl)
 

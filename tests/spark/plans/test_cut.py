@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pyspark import __version__ as spark_version
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -18,9 +19,12 @@ from riffle_spark.process.plans.rules import REFUSED
 from riffle_spark.spark.plans.cut_query import check_plan
 from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed
 from tests.kit.planned_queries import QUERIES, REFUSED_QUERIES, SCHEMA, Frames, Query, kept
+from tests.kit.queries.played_query import configured
 from tests.kit.stream_plans import cut_of, rdd_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
+
+VERSION = tuple(int(part) for part in spark_version.split(".")[:2])
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +151,32 @@ def test_dates_use_the_time_zone_of_the_querys_definition(frames: Frames, spark:
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(zone))
     assert tuple(row) == ("15", "11")
+
+
+@pytest.mark.needs_spark4("SQL with |>")
+def test_a_query_with_pipe_operators_is_allowed(frames: Frames, spark: SparkSession) -> None:
+    """Operators of ``|>`` before and after a stateful operator are allowed, as the same query without them."""
+    frames.plain.createOrReplaceTempView("piped")
+    statement = "FROM piped |> EXTEND n + 1 AS m |> AGGREGATE sum(m) AS total GROUP BY page |> WHERE total > 3"
+    cut = cut_of(riffle_spark.on(spark.sql(statement)))
+    spark.catalog.dropTempView("piped")
+    check_plan(cut, "update")
+    assert [stage.kind for stage in cut.stages] == ["aggregate"]
+
+
+@pytest.mark.skipif(VERSION < (4, 1), reason="Spark has the type time since 4.1")
+def test_the_time_of_day_is_that_of_the_batch(frames: Frames, spark: SparkSession) -> None:
+    """``current_time`` after a stateful operator returns the batch's time in the session's zone and its precision."""
+    with configured(spark, {"spark.sql.timeType.enabled": "true", "spark.sql.session.timeZone": "Asia/Kolkata"}):
+        times = ("CAST(current_time() AS STRING) AS t", "CAST(current_time(0) AS STRING) AS s")
+        cut, rows = (
+            cut_of(frames.events.groupBy("page").count().selectExpr("page", *times)),
+            spark.createDataFrame([("p1", 3)], "page string, count long"),
+        )
+        (stage,) = cut.stages
+        leaf = Catalyst(spark).rows(cut.reader.fetch(stage.node.handle).output(), rdd_of(rows))
+        (row,) = Catalyst(spark).frame(cut.top.fill({0: leaf}, 1_700_000_000_123)).collect()
+    assert tuple(row) == ("p1", "03:43:20.123", "03:43:20")
 
 
 def test_two_roots_in_a_query_are_refused_naming_both(frames: Frames) -> None:

@@ -17,6 +17,7 @@ from riffle_spark.process.types.stage_specs import TimeSpec
 from riffle_spark.spark.engine.routing import spark_schema
 from riffle_spark.spark.plans.distinct_plan import DistinctPlan, read_distinct
 from riffle_spark.spark.plans.plan_nodes import Catalyst
+from tests.kit.queries.played_query import configured
 from tests.kit.stream_plans import cut_of, rdd_of, stream_of, with_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
@@ -157,3 +158,13 @@ def test_unsupported_keys_are_refused(name: str, events: DataFrame) -> None:
     query, message = UNSUPPORTED[name]
     with pytest.raises(ConfigError, match=REFUSED[message].id):
         read(query(events))
+
+
+@pytest.mark.skipif(not hasattr(F, "timestamp_nanos"), reason="Spark has timestamps of nanoseconds since 4.3")
+def test_a_column_of_a_type_that_pyspark_lacks_is_refused_with_its_name(spark: SparkSession, events: DataFrame) -> None:
+    """A value that PySpark cannot read, such as a timestamp of nanoseconds, is refused with its column and a remedy."""
+    with configured(spark, {"spark.sql.timestampNanosTypes.enabled": "true"}):
+        query = events.selectExpr("page", "timestamp_nanos(n) AS t").dropDuplicates(["page"])
+        with pytest.raises(ConfigError, match=r"RIFFLE-0282\] Column 't' has type timestamp_ltz\(9\)") as refused:
+            read(query)
+    assert "CAST(t AS STRING)" in refused.value.remedy
