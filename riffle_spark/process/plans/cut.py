@@ -54,7 +54,10 @@ STATEFUL: Final = {
     "TransformWithStateInPySpark": "processor",
 }
 """Spark's nodes that keep state if their input is a stream, and the kind of their stage."""
-CLOCKS: Final = ("CurrentTimestamp", "Now", "CurrentDate", "CurrentTime", "LocalTimestamp")
+CLOCKS: Final = (
+    *("CurrentTimestamp", "Now", "CurrentDate", "CurrentTime", "LocalTimestamp"),
+    *("CurrentTimestampNanos", "LocalTimestampNanos"),
+)
 """Spark's expressions that return the time of the batch."""
 _PASSING: Final = frozenset(("Project", "Aggregate", "Filter", "SubqueryAlias"))
 """Spark's nodes that read only the columns of their child that their expressions name."""

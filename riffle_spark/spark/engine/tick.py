@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import items, kind, parameter_count
@@ -50,6 +50,8 @@ _METADATA = (f"{_STREAMING}.StreamMetadata", f"{_STREAMING}.runtime.StreamMetada
 _COMMITS = (f"{_STREAMING}.CommitLog", f"{_STREAMING}.checkpointing.CommitLog")
 _NEVER = -1
 """The offset of a stream to which nothing was added."""
+OFFSET_FORMAT_1: Final = "v1"
+"""The first line of an entry of format 1 in the offset log."""
 _NOTHING = "-"
 """Spark's entry in the offset log for a source without an offset."""
 _TICK_OFFSET = re.compile(r"-?\d*")
@@ -61,6 +63,9 @@ _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 """If it is false, Spark also runs no batch for its own operators when the watermark advances."""
 _RETRY_MS = 1_000
 """The delay before a batch for a key that was already due in the previous batch."""
+_OFFSET_FORMAT: Final = "spark.sql.streaming.offsetLog.formatVersion"
+_NAMED_SOURCES: Final = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+"""With named sources Spark writes its offset log in format 2."""
 _AHEAD = 1_000
 """How far the offset of a start's own batch is ahead of the checkpoint. An earlier run that still ends adds fewer."""
 
@@ -167,6 +172,8 @@ class Tick:
         """
         try:
             return _reached(self._spark, self._checkpoint, _sources(frame), by_clock=self._by_clock)
+        except ConfigError:
+            raise
         except Exception as error:
             # Cause: The newest entry of Spark's offset or commit log is damaged, unreachable, or from another query.
             raise UnavailableError(
@@ -176,6 +183,25 @@ class Tick:
                 where=self._checkpoint,
                 id="RIFFLE-0297",
             ) from error
+
+
+def check_offset_format(spark: SparkSession, checkpoint: str) -> None:
+    """Raise ``ConfigError`` if Spark would write the offset log of a new checkpoint in format 2."""
+    has_names = str(spark.conf.get(_NAMED_SOURCES, "false")).lower() == "true"
+    if has_names or str(spark.conf.get(_OFFSET_FORMAT, "1")) != "1":
+        raise offset_format_error(checkpoint)
+
+
+def offset_format_error(checkpoint: str) -> ConfigError:
+    """Return the error for a query whose offset log has the offsets of sources by name."""
+    # Cause: A tick is the last source of an entry. Format 2 has names of sources instead of an order.
+    return ConfigError(
+        "The offset log of the query has format 2, which riffle does not support.",
+        remedy=f"Set {_OFFSET_FORMAT} to 1 and {_NAMED_SOURCES} to false, remove name() from the sources, and start "
+        "with a new checkpoint.",
+        where=checkpoint,
+        id="RIFFLE-1841",
+    )
 
 
 def _reached(
@@ -188,7 +214,9 @@ def _reached(
     planned = _newest(spark, _OFFSETS, f"{checkpoint}/offsets")
     if planned is None:
         return _NEVER, False
-    batch, (_, metadata, *offsets) = planned
+    batch, (entry_format, metadata, *offsets) = planned
+    if entry_format != OFFSET_FORMAT_1:
+        raise offset_format_error(checkpoint)
     # With as many offsets as sources there is no tick, unless a source was added since. Then the last one is a tick's.
     if len(offsets) == len(sources) and (sources[-1] in _SAME_OFFSET_FORM or not _TICK_OFFSET.fullmatch(offsets[-1])):
         return None

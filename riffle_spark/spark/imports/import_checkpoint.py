@@ -28,7 +28,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.spark.command_session import made_by
-from riffle_spark.spark.engine import jvm
+from riffle_spark.spark.engine import jvm, tick
 from riffle_spark.spark.frames.stream_frame import query_parts
 from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join, rows_of_processor
 from riffle_spark.spark.imports.native_state import NativeState, operators_in
@@ -134,6 +134,8 @@ def import_checkpoint(
             where=source.shown,
             id="RIFFLE-1614",
         )
+    if offsets.partition("\n")[0] != tick.OFFSET_FORMAT_1:
+        raise tick.offset_format_error(source.shown)
     log = Log(open_store(home.root, home.options), home.root, machine_clocks)
     _check_targets(log, target, root)
     added_sources = _count_added_sources(wrapped, offsets)

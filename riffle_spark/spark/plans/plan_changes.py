@@ -7,10 +7,14 @@ from riffle_spark.process.plans.cut import CLOCKS
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, kind
 
-_ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp")
+_ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp", "LocalTimestampNanos")
 """Clocks that keep the session's time zone."""
-_TIME_OF_DAY: Final = "CurrentTime"
-"""The clock whose type Spark's literal of a batch time cannot have, so that a local timestamp is cast to it."""
+_CAST_FROM: Final = {
+    "CurrentTime": "timestamp_ntz",
+    "LocalTimestampNanos": "timestamp_ntz",
+    "CurrentTimestampNanos": "timestamp",
+}
+"""The type of the batch time that is cast to the type of a clock, if Spark has no such literal of a batch time."""
 _NO_ZONE: Final = "UTC"
 """The zone of an instant, which Spark ignores."""
 _EXPRESSION: Final = "org.apache.spark.sql.catalyst.expressions.Expression"
@@ -24,10 +28,10 @@ def set_current_time(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
             return None
         zone = expression.timeZoneId() if kind(expression) in _ZONED else catalyst.some(_NO_ZONE)
         timestamp = catalyst.class_named("expressions.CurrentBatchTimestamp")
-        if kind(expression) != _TIME_OF_DAY:
+        if kind(expression) not in _CAST_FROM:
             return timestamp(time_ms, expression.dataType(), zone).toLiteral()
-        local = timestamp(time_ms, catalyst.type_named("timestamp_ntz"), zone).toLiteral()
-        return catalyst.cast(local, expression.dataType())
+        time_type = catalyst.type_named(_CAST_FROM[kind(expression)])
+        return catalyst.cast(timestamp(time_ms, time_type, zone).toLiteral(), expression.dataType())
 
     return _change_node(catalyst, plan, time_literal)
 

@@ -82,6 +82,7 @@ def start_query(
     dead_letters = stage_rows.dead_letters(stages, options.dead_letters)
     checkpoint = _checkpoint(spark, writer_settings)
     spark_sinks.check_file_system(spark, checkpoint)
+    tick.check_offset_format(spark, checkpoint)
     sink_choice.check_recovery(spark, writer_settings, checkpoint)
     shared_root = query.values.root or options.root or settings_of(spark, options.settings).root or ""
     own_root = writer_settings.option(_ROOT) or ("" if shared_root else _root_in(spark, checkpoint))

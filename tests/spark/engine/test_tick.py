@@ -16,10 +16,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from riffle_spark import arrow_function
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
@@ -340,6 +340,17 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
     offsets.mkdir(parents=True)
     (offsets / "0").write_text('v1\n{}\n{}\n{"not":"a tick"}')
     with pytest.raises(UnavailableError, match="RIFFLE-0297"):
+        Tick(query.spark, str(query.folder / "checkpoint")).unite_with(query.feed.stream(query.spark))
+
+
+@pytest.mark.skipif(not hasattr(DataStreamReader, "name"), reason="Spark writes names of sources since 4.2")
+def test_a_checkpoint_with_names_of_sources_is_refused(query: Query) -> None:
+    """A checkpoint whose offset log has sources by name is refused, because the tick is found by its position."""
+    offsets = query.folder / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    metadata = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+    (offsets / "0").write_text(f'v2\n{metadata}\nvisits:{{"logOffset":0}}')
+    with pytest.raises(ConfigError, match="RIFFLE-1841"):
         Tick(query.spark, str(query.folder / "checkpoint")).unite_with(query.feed.stream(query.spark))
 
 

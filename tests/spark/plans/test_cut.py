@@ -164,19 +164,33 @@ def test_a_query_with_pipe_operators_is_allowed(frames: Frames, spark: SparkSess
     assert [stage.kind for stage in cut.stages] == ["aggregate"]
 
 
-@pytest.mark.skipif(VERSION < (4, 1), reason="Spark has the type time since 4.1")
-def test_the_time_of_day_is_that_of_the_batch(frames: Frames, spark: SparkSession) -> None:
-    """``current_time`` after a stateful operator returns the batch's time in the session's zone and its precision."""
-    with configured(spark, {"spark.sql.timeType.enabled": "true", "spark.sql.session.timeZone": "Asia/Kolkata"}):
-        times = ("CAST(current_time() AS STRING) AS t", "CAST(current_time(0) AS STRING) AS s")
-        cut, rows = (
-            cut_of(frames.events.groupBy("page").count().selectExpr("page", *times)),
-            spark.createDataFrame([("p1", 3)], "page string, count long"),
+@pytest.mark.parametrize(
+    ("clocks", "conf", "expected"),
+    [
+        pytest.param(
+            ("current_time()", "current_time(0)"), "spark.sql.timeType.enabled", ("03:43:20.123", "03:43:20"),
+            marks=pytest.mark.skipif(VERSION < (4, 1), reason="Spark has the type time since 4.1"),
+        ),
+        pytest.param(
+            ("current_timestamp(9)", "localtimestamp(7)"), "spark.sql.timestampNanosTypes.enabled",
+            ("2023-11-15 03:43:20.123", "2023-11-15 03:43:20.123"),
+            marks=pytest.mark.skipif(VERSION < (4, 3), reason="Spark has timestamps of nanoseconds since 4.3"),
+        ),
+    ],
+)  # fmt: skip
+def test_new_clocks_return_the_time_of_the_batch(
+    clocks: tuple[str, ...], conf: str, expected: tuple[str, ...], frames: Frames, spark: SparkSession
+) -> None:
+    """After a stateful operator, clocks of newer types return the batch's time in the session's zone."""
+    with configured(spark, {conf: "true", "spark.sql.session.timeZone": "Asia/Kolkata"}):
+        cut = cut_of(
+            frames.events.groupBy("page").count().selectExpr(*(f"CAST({clock} AS STRING)" for clock in clocks))
         )
         (stage,) = cut.stages
+        rows = spark.createDataFrame([("p1", 3)], "page string, count long")
         leaf = Catalyst(spark).rows(cut.reader.fetch(stage.node.handle).output(), rdd_of(rows))
         (row,) = Catalyst(spark).frame(cut.top.fill({0: leaf}, 1_700_000_000_123)).collect()
-    assert tuple(row) == ("p1", "03:43:20.123", "03:43:20")
+    assert tuple(row) == expected
 
 
 def test_two_roots_in_a_query_are_refused_naming_both(frames: Frames) -> None:

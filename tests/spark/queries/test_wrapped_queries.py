@@ -23,6 +23,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries import query_start
 from riffle_spark.spark.queries.stream_query import StreamQuery
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
+from tests.kit.queries.played_query import configured
 from tests.kit.streams.streaming import Feed, records, settings_in, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -396,6 +397,15 @@ def test_a_query_without_a_checkpoint_or_usable_root_is_refused(name: str, spark
     with pytest.raises(ConfigError, match=error_id) as refused:
         writer(riffle_spark.on(feed.stream(spark))).start()
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize("name", ["offsetLog.formatVersion", "queryEvolution.enableSourceEvolution"])
+def test_an_offset_log_with_names_of_sources_is_refused(name: str, spark: SparkSession, feed: Feed) -> None:
+    """A query whose offset log would have sources by name is refused. Its tick would not be found."""
+    value = "2" if name.endswith("Version") else "true"
+    writer = by_page(riffle_spark.on(feed.stream(spark))).writeStream.format("noop").outputMode("update")
+    with configured(spark, {f"spark.sql.streaming.{name}": value}), pytest.raises(ConfigError, match="RIFFLE-1841"):
+        writer.option("checkpointLocation", "/unused").start()
 
 
 def test_arguments_of_start_count_like_earlier_calls_of_the_writer(
