@@ -270,6 +270,11 @@ def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
     return DataFrame(dataset.ofRows(session(spark), plan), spark)
 
 
+def schema_json_of(frame: DataFrame) -> str:
+    """Return a frame's schema as Spark's JSON, which may have types that PySpark lacks."""
+    return str(frame._jdf.schema().json())
+
+
 def rdd_frame_of(spark: SparkSession, rdd_plan: Any) -> DataFrame:
     """Return the logical plan of an RDD as a DataFrame. The plan is marked as analysed, so Spark skips the analysis."""
     rdd_plan.setAnalyzed()

@@ -20,6 +20,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import SlotLayout, WatermarkPolicy
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.spark import compat
+from riffle_spark.spark.engine import jvm
 from riffle_spark.worker.input import newest_ms
 
 # Since 4.1 Spark requires the time zone of timestamps. Earlier versions always used UTC.
@@ -40,27 +41,12 @@ def arrow_schema(frame: DataFrame, shown: Mapping[str, str] | None = None) -> pa
 
 
 def _schema_of(frame: DataFrame, shown: Mapping[str, str]) -> T.StructType:
-    """Return a frame's schema. Raise ``ConfigError`` for the first column with a type that PySpark lacks."""
+    """Return a frame's schema. Raise ``ConfigError`` for the first column with a type that PySpark cannot read."""
     try:
         return frame.schema
     except PySparkValueError:
-        for name in frame.columns:
-            try:
-                _ = frame.select(quoted(name)).schema
-            except PySparkValueError as unknown:
-                type_name = (unknown.getMessageParameters() or {}).get("msg", "that PySpark lacks")
-                raise _unpassable_error(shown.get(name, name), type_name, "") from unknown
+        check_columns(json.loads(jvm.schema_json_of(frame))["fields"], display_names=shown)
         raise
-
-
-def _unpassable_error(name: str, type_name: str, where: str) -> ConfigError:
-    """Return the error for a column with a type that Spark cannot pass to Python."""
-    return ConfigError(
-        f"Column {name!r} has type {type_name}, which Spark cannot pass to Python.",
-        remedy=f"Cast it before the operator: CAST({name} AS STRING).",
-        where=where,
-        id="RIFFLE-0282",
-    )
 
 
 def arrow_of(
@@ -81,7 +67,13 @@ def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str], lar
     try:
         arrow = to_arrow_schema(T.StructType([field]), **options)
     except (PySparkTypeError, ValueError) as refused:  # pyarrow raises ValueError
-        raise _unpassable_error(shown.get(field.name, field.name), field.dataType.simpleString(), where) from refused
+        name = shown.get(field.name, field.name)
+        raise ConfigError(
+            f"Column {name!r} has type {field.dataType.simpleString()}, which Spark cannot pass to Python.",
+            remedy=f"Cast it before the operator: CAST({name} AS STRING).",
+            where=where,
+            id="RIFFLE-0282",
+        ) from refused
     return arrow.field(0).remove_metadata()
 
 

@@ -165,6 +165,6 @@ def test_a_column_of_a_type_that_pyspark_lacks_is_refused_with_its_name(spark: S
     """A value that PySpark cannot read, such as a timestamp of nanoseconds, is refused with its column and a remedy."""
     with configured(spark, {"spark.sql.timestampNanosTypes.enabled": "true"}):
         query = events.selectExpr("page", "timestamp_nanos(n) AS t").dropDuplicates(["page"])
-        with pytest.raises(ConfigError, match=r"RIFFLE-0282\] Column 't' has type timestamp_ltz\(9\)") as refused:
+        with pytest.raises(ConfigError, match=r"RIFFLE-0204\] Column 't' has type timestamp_ltz\(9\)") as refused:
             read(query)
     assert "CAST(t AS STRING)" in refused.value.remedy
