@@ -138,6 +138,16 @@ def ended(query: StreamingQuery) -> None:
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
 
 
+def write_checkpoint(folder: Path, committed_batch: int, watermark_ms: int) -> None:
+    """Write a checkpoint whose newest batch is 3, with the tick's offset 7 and a watermark of one second."""
+    (folder / "offsets").mkdir()
+    (folder / "commits").mkdir()
+    metadata = json.dumps({"batchWatermarkMs": 1000, "batchTimestampMs": 0, "conf": {}})
+    (folder / "offsets" / "3").write_text(f'v1\n{metadata}\n{{"logOffset":3}}\n7')
+    committed = json.dumps({"nextBatchWatermarkMs": watermark_ms})
+    (folder / "commits" / str(committed_batch)).write_text(f"v1\n{committed}")
+
+
 @pytest.mark.parametrize(
     ("committed_batch", "watermark_ms", "by_clock", "is_due"),
     [(3, 1000, False, False), (3, 2000, False, True), (3, 1000, True, True), (2, 2000, True, False)],
@@ -149,13 +159,25 @@ def test_a_restart_starts_a_batch_if_the_last_one_moved_the_watermark(
 
     If the last batch is not committed, Spark repeats it, so no batch is due.
     """
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "commits").mkdir()
-    metadata = json.dumps({"batchWatermarkMs": 1000, "batchTimestampMs": 0, "conf": {}})
-    (tmp_path / "offsets" / "3").write_text(f'v1\n{metadata}\n{{"logOffset":3}}\n7')
-    committed = json.dumps({"nextBatchWatermarkMs": watermark_ms})
-    (tmp_path / "commits" / str(committed_batch)).write_text(f"v1\n{committed}")
+    write_checkpoint(tmp_path, committed_batch, watermark_ms)
     assert _reached(spark, f"file://{tmp_path}", ["", ""], by_clock=by_clock) == (7, is_due)
+
+
+@pytest.mark.parametrize("added", [0, 3])
+def test_a_restarted_tick_accepts_the_offset_of_the_checkpoint(query: Query, tmp_path: Path, added: int) -> None:
+    """Spark commits the checkpoint's offset to the tick of a new run, with the ticks that an earlier run added after it
+    was read. The first batch of the tick has no partition for each of them.
+    """
+    write_checkpoint(tmp_path, 3, 2000)
+    tick = Tick(query.spark, f"file://{tmp_path}")
+    tick.unite_with(query.feed.stream(query.spark))
+    stream = tick._stream
+    reached = stream.deserializeOffset(str(7 + added))
+    newest = stream.currentOffset()
+    stream.commit(reached)
+    assert len(stream.planInputPartitions(reached, newest)) <= 1
+    stream.commit(newest)
+    tick.stop()
 
 
 @pytest.mark.long
