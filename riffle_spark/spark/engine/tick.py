@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamReader
 
 from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import IncomingBatch
@@ -105,7 +106,8 @@ class Tick:
             return frame
         self._stream = _stream(frame)
         number, is_batch_due = reached
-        compat.prepare_for_commits(self._spark, self._stream, number, _AHEAD)
+        if number != _NEVER:
+            compat.prepare_for_commits(self._spark, self._stream, number, _AHEAD)
         if is_batch_due and (self._by_clock or self._without_rows):
             self._set_offset(number + _AHEAD)
             self.now()
@@ -187,6 +189,8 @@ class Tick:
 
 def check_offset_format(spark: SparkSession, checkpoint: str) -> None:
     """Raise ``ConfigError`` if Spark would write the offset log of a new checkpoint in format 2."""
+    if not hasattr(DataStreamReader, "name"):
+        return  # Spark has both settings since 4.2
     has_names = str(spark.conf.get(_NAMED_SOURCES, "false")).lower() == "true"
     if has_names or str(spark.conf.get(_OFFSET_FORMAT, "1")) != "1":
         raise offset_format_error(checkpoint)

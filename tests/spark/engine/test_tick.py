@@ -163,6 +163,7 @@ def test_a_restart_starts_a_batch_if_the_last_one_moved_the_watermark(
     assert _reached(spark, f"file://{tmp_path}", ["", ""], by_clock=by_clock) == (7, is_due)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("added", [0, 3])
 def test_a_restarted_tick_accepts_the_offset_of_the_checkpoint(query: Query, tmp_path: Path, added: int) -> None:
     """Spark commits the checkpoint's offset to the tick of a new run, with the ticks that an earlier run added after it
