@@ -47,6 +47,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "simulate/world_file": ("world",),
     "spark/engine/inventory": _OF_SPARK,
     "spark/engine/kafka": _OF_SPARK,
+    "spark/engine/routing": _OF_SPARK,
     "spark/engine/spark_batch": _OF_SPARK,
     "spark/engine/tick": _OF_SPARK,
     "spark/plans/aggregate_plan": _OF_SPARK,
