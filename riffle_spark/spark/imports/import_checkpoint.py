@@ -123,19 +123,7 @@ def import_checkpoint(
     source = Checkpoint(checkpoint, home.options)
     target = Checkpoint(new_checkpoint or f"{checkpoint.rstrip('/')}-riffle", home.options)
     query_id = source.query_id()
-    version = source.last_committed_batch()
-    offsets = source.offsets(version) if version >= 0 else None
-    if offsets is None:
-        raise ConfigError(
-            f"The checkpoint {source.shown} has no committed batch.",
-            remedy="Let the Spark query commit a batch, stop it, and import again. Or start the wrapped query with a "
-            "new checkpoint, because there is no state to move. Then a source that starts with the latest rows skips "
-            "those that came before.",
-            where=source.shown,
-            id="RIFFLE-1614",
-        )
-    if offsets.partition("\n")[0] != tick.OFFSET_FORMAT_1:
-        raise tick.offset_format_error(source.shown)
+    version, offsets = _last_batch(source)
     log = Log(open_store(home.root, home.options), home.root, machine_clocks)
     _check_targets(log, target, root)
     added_sources = _count_added_sources(wrapped, offsets)
@@ -160,6 +148,24 @@ def import_checkpoint(
         steps += [f"store {store!r}: {count} rows" for store, count in written.row_counts.items()]
     next_step = f"Start the wrapped query with checkpointLocation {target.shown}."
     return Plan(tuple(steps), execute, version, offsets, next_step)
+
+
+def _last_batch(source: Checkpoint) -> tuple[int, str]:
+    """Return the last committed batch and its entry of the offset log. Raises ``ConfigError`` without one."""
+    version = source.last_committed_batch()
+    offsets = source.offsets(version) if version >= 0 else None
+    if offsets is None:
+        raise ConfigError(
+            f"The checkpoint {source.shown} has no committed batch.",
+            remedy="Let the Spark query commit a batch, stop it, and import again. Or start the wrapped query with a "
+            "new checkpoint, because there is no state to move. Then a source that starts with the latest rows skips "
+            "those that came before.",
+            where=source.shown,
+            id="RIFFLE-1614",
+        )
+    if offsets.partition("\n")[0] != tick.OFFSET_FORMAT_1:
+        raise tick.offset_format_error(source.shown)
+    return version, offsets
 
 
 def _read_query(
