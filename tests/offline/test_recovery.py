@@ -29,6 +29,7 @@ from riffle_spark.state.log.record import encode
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.testing import InlineBackground
+from tests.kit.module_time import skip_pauses
 from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.fixtures import full_record_every
@@ -372,7 +373,7 @@ def test_an_unreachable_checkpoint_or_store_exits_with_code_3(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint or store that does not answer raises UnavailableError, and the command exits with code 3."""
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    skip_pauses(monkeypatch)
     strategy = fs.AwsStandardS3RetryStrategy
     monkeypatch.setattr(fs, "AwsStandardS3RetryStrategy", lambda max_attempts: strategy(max_attempts=1))  # noqa: ARG005
     fill(world, 2)

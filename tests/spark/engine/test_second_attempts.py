@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from riffle_spark.spark.engine import task
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
+from tests.kit.module_time import replace_time
 from tests.kit.worker.slot_member import Member, kept_last
 
 
@@ -30,7 +30,7 @@ def test_only_a_second_attempt_on_another_executor_waits(
     context = SimpleNamespace(attemptNumber=lambda: attempt)
     waited: list[float] = []
     monkeypatch.setattr(TaskContext, "get", lambda: context)
-    monkeypatch.setattr(time, "sleep", waited.append)
+    replace_time(monkeypatch, task, sleep=waited.append)
     batches = [pa.record_batch({"slot": [4]})]
     assert [*task.leaving_time_to_first_attempts(lambda passed: passed, {4: planned})(iter(batches))] == batches
     assert bool(waited) == waits

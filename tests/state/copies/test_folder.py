@@ -25,6 +25,7 @@ from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.restore.copy_progress import IncomingSnapshots
+from tests.kit.module_time import replace_time
 
 SPAWN = multiprocessing.get_context("spawn")
 SOON_SECONDS = 60.0
@@ -177,7 +178,7 @@ def test_an_executor_that_waits_for_its_folder_does_not_block_others(
         pauses.release()
         assert proceed.wait(SOON_SECONDS)
 
-    monkeypatch.setattr(time, "sleep", pause)
+    replace_time(monkeypatch, folder_module, sleep=pause)
     with lost.hold(), ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(claim_folder, tmp_path, "app/3", live) for _ in range(2)]
         assert all(pauses.acquire(timeout=SOON_SECONDS) for _ in waiting)

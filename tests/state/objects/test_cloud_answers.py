@@ -19,6 +19,7 @@ from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import AzureOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
+from tests.kit.module_time import skip_pauses
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer, put_beside_fork, refusal
 
@@ -100,7 +101,7 @@ def http_cloud(request: pytest.FixtureRequest) -> Cloud:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace ``time.sleep``, so that retries do not wait."""
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    skip_pauses(monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

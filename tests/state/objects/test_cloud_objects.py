@@ -19,6 +19,7 @@ from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.remote import Patience
 from riffle_spark.state.objects.s3 import S3Store
 from riffle_spark.state.objects.store import CopyingStore, DatedStore, ObjectStore, TaggedObject
+from tests.kit.module_time import skip_pauses
 from tests.kit.servers.s3_calls import error_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer
 
@@ -49,7 +50,7 @@ def cloud(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace ``time.sleep``, so that retries do not wait."""
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    skip_pauses(monkeypatch)
 
 
 def stores(scripted: ScriptedServer, cloud: str, *answers: Answer) -> tuple[ObjectStore, ObjectStore]:

@@ -12,6 +12,7 @@ from riffle_spark.state.objects.answers import Action, Rule
 from riffle_spark.state.objects.s3 import S3Store
 from riffle_spark.state.objects.s3_answers import TABLE, rule_of
 from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.module_time import OBJECT_STORES, replace_time, skip_pauses
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer, refusal
 
@@ -109,7 +110,7 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    skip_pauses(monkeypatch)
 
     def write(key: str) -> None:
         file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
@@ -279,8 +280,12 @@ def test_a_bulk_delete_that_deletes_nothing_looks_up_objects_once(
 ) -> None:
     """A bulk delete that deletes nothing is repeated until patience ends, and its objects are looked up once."""
     now = [0.0]
-    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    replace_time(
+        monkeypatch,
+        *OBJECT_STORES,
+        sleep=lambda seconds: now.__setitem__(0, now[0] + seconds),
+        monotonic=lambda: now[0],
+    )
     server = BulkDeleteServer(refusal(500, "InternalError"), {"a", "b"}, deletes_first=False)
     error = error_of(lambda: opened(scripted, server).delete(["a", "b"]))
     assert isinstance(error, UnavailableError)

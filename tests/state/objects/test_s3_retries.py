@@ -10,6 +10,7 @@ from riffle_spark.errors import ConfigError, RefusedError, RiffleError, Unavaila
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
+from tests.kit.module_time import OBJECT_STORES, replace_time, skip_pauses
 from tests.kit.servers.s3_calls import error_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
 
@@ -22,7 +23,7 @@ class TestRepeatedRequests:
     def test_earlier_calls_do_not_reduce_the_attempts_of_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In a long outage every call makes all its attempts, although botocore has a retry quota."""
         pauses: list[float] = []
-        monkeypatch.setattr("time.sleep", pauses.append)
+        replace_time(monkeypatch, *OBJECT_STORES, sleep=pauses.append)
         store = open_store(
             "s3://riffle/root",
             StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9"), max_attempts=8, patience_seconds=0),
@@ -38,7 +39,7 @@ class TestRepeatedRequests:
         """A wait of many failures is logged once with the call, the endpoint and the setting, and a single failure is
         not logged.
         """
-        monkeypatch.setattr("time.sleep", lambda _: None)
+        skip_pauses(monkeypatch)
         store = scripted.store(Answer(500), Answer(200, b"abc"), patience_seconds=60)
         assert store.get("log/1") == b"abc"
         assert not caplog.messages, "a single failure is not logged"
@@ -53,7 +54,7 @@ class TestRepeatedRequests:
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An outage that is longer than the patience raises an error with the number of requests."""
-        monkeypatch.setattr("time.sleep", lambda _: None)
+        skip_pauses(monkeypatch)
         store = scripted.store(Answer(200, b"abc"), patience_seconds=1)
         assert store.get("log/1") == b"abc", "the client exists before the outage"
         scripted.requests.clear()
@@ -103,7 +104,7 @@ class TestRepeatedRequests:
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A copy that is interrupted repeatedly succeeds if each attempt transfers a piece."""
-        monkeypatch.setattr("time.sleep", lambda _: None)
+        skip_pauses(monkeypatch)
         whole = bytes(range(256)) * 1024 * 5
         broken = [Answer(206, whole[n * PIECE_BYTES :][: PIECE_BYTES + 9], broken=True) for n in range(4)]
         store = scripted.store(*broken, Answer(206, whole[4 * PIECE_BYTES :]))
