@@ -1,6 +1,7 @@
 """Change the expressions of a plan node: the current time, and aggregate functions with DISTINCT."""
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Final
 
 from riffle_spark.process.plans.cut import CLOCKS
@@ -10,7 +11,6 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, kind
 _ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp", "LocalTimestampNanos")
 """Clocks that keep the session's time zone."""
 _CAST_FROM: Final = {
-    "CurrentTime": "timestamp_ntz",
     "LocalTimestampNanos": "timestamp_ntz",
     "CurrentTimestampNanos": "timestamp",
 }
@@ -28,12 +28,22 @@ def set_current_time(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
             return None
         zone = expression.timeZoneId() if kind(expression) in _ZONED else catalyst.some(_NO_ZONE)
         timestamp = catalyst.class_named("expressions.CurrentBatchTimestamp")
+        if kind(expression) == "CurrentTime":  # a string, since Spark before 4.3 casts no timestamp to a time
+            local = timestamp(time_ms, catalyst.type_named("timestamp_ntz"), zone).toLiteral()
+            text = _time_of_day(int(local.value()), int(expression.dataType().precision()))
+            return catalyst.cast(catalyst.literal(text), expression.dataType())
         if kind(expression) not in _CAST_FROM:
             return timestamp(time_ms, expression.dataType(), zone).toLiteral()
         time_type = catalyst.type_named(_CAST_FROM[kind(expression)])
         return catalyst.cast(timestamp(time_ms, time_type, zone).toLiteral(), expression.dataType())
 
     return _change_node(catalyst, plan, time_literal)
+
+
+def _time_of_day(microseconds: int, digits: int) -> str:
+    """Return the time of day of a local timestamp, such as ``03:43:20.123000``, cut to this many digits of a second."""
+    cut = microseconds - microseconds % 10 ** max(0, 6 - digits)
+    return (datetime(1970, 1, 1) + timedelta(microseconds=cut)).time().isoformat("microseconds")
 
 
 def count_all_values(catalyst: Catalyst, plan: Node) -> Node:

@@ -168,7 +168,8 @@ def test_a_query_with_pipe_operators_is_allowed(frames: Frames, spark: SparkSess
     ("clocks", "conf", "expected"),
     [
         pytest.param(
-            ("current_time()", "current_time(0)"), "spark.sql.timeType.enabled", ("03:43:20.123", "03:43:20"),
+            ("current_time()", "current_time(0)", "current_time(2)"), "spark.sql.timeType.enabled",
+            ("03:43:20.123", "03:43:20", "03:43:20.12"),
             marks=pytest.mark.skipif(VERSION < (4, 1), reason="Spark has the type time since 4.1"),
         ),
         pytest.param(
