@@ -106,7 +106,7 @@ class Tick:
             return frame
         self._stream = _stream(frame)
         number, is_batch_due = reached
-        if number != _NEVER:
+        if number != _NEVER or is_batch_due:
             compat.prepare_for_commits(self._spark, self._stream, number, _AHEAD)
         if is_batch_due and (self._by_clock or self._without_rows):
             self._set_offset(number + _AHEAD)

@@ -138,12 +138,12 @@ def ended(query: StreamingQuery) -> None:
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
 
 
-def write_checkpoint(folder: Path, committed_batch: int, watermark_ms: int) -> None:
-    """Write a checkpoint whose newest batch is 3, with the tick's offset 7 and a watermark of one second."""
+def write_checkpoint(folder: Path, committed_batch: int, watermark_ms: int, tick: str = "7") -> None:
+    """Write a checkpoint whose newest batch is 3, with this offset of the tick and a watermark of one second."""
     (folder / "offsets").mkdir()
     (folder / "commits").mkdir()
     metadata = json.dumps({"batchWatermarkMs": 1000, "batchTimestampMs": 0, "conf": {}})
-    (folder / "offsets" / "3").write_text(f'v1\n{metadata}\n{{"logOffset":3}}\n7')
+    (folder / "offsets" / "3").write_text(f'v1\n{metadata}\n{{"logOffset":3}}\n{tick}')
     committed = json.dumps({"nextBatchWatermarkMs": watermark_ms})
     (folder / "commits" / str(committed_batch)).write_text(f"v1\n{committed}")
 
@@ -164,16 +164,19 @@ def test_a_restart_starts_a_batch_if_the_last_one_moved_the_watermark(
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("added", [0, 3])
-def test_a_restarted_tick_accepts_the_offset_of_the_checkpoint(query: Query, tmp_path: Path, added: int) -> None:
+@pytest.mark.parametrize(("tick_offset", "reached_offset"), [("7", 7), ("7", 10), ("-", -1), ("-", 2)])
+def test_a_restarted_tick_accepts_the_offset_of_the_checkpoint(
+    query: Query, tmp_path: Path, tick_offset: str, reached_offset: int
+) -> None:
     """Spark commits the checkpoint's offset to the tick of a new run, with the ticks that an earlier run added after it
-    was read. The first batch of the tick has no partition for each of them.
+    was read. The first batch of the tick has no partition for each of them. The same holds for a checkpoint of batches
+    before the first tick.
     """
-    write_checkpoint(tmp_path, 3, 2000)
+    write_checkpoint(tmp_path, 3, 2000, tick_offset)
     tick = Tick(query.spark, f"file://{tmp_path}")
     tick.unite_with(query.feed.stream(query.spark))
     stream = tick._stream
-    reached = stream.deserializeOffset(str(7 + added))
+    reached = stream.deserializeOffset(str(reached_offset))
     newest = stream.currentOffset()
     stream.commit(reached)
     assert len(stream.planInputPartitions(reached, newest)) <= 1
