@@ -8,6 +8,7 @@ reached *at* its time. So the due time is a millisecond later than the timeout.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 
 import numpy as np
 import pyarrow as pa
@@ -156,8 +157,13 @@ class GroupStates:
 
     def _state_values(self, state: GroupState) -> Values:
         """Return the values of a state in its fields' types. Raise PySpark's error if one does not fit."""
+        values = tuple(state.get)
         try:
-            return self._fields.normalize(tuple(state.get))
+            return self._fields.normalize(values)
+        except Misfit:
+            filled = _nan_as_null(values, self._columns.state)
+        try:
+            return self._fields.normalize(filled)
         except Misfit as wrong:
             raise misfit("updating the state of a group", wrong) from None
 
@@ -176,3 +182,18 @@ class GroupStates:
         unchanged = np.array(self._unchanged, np.int64)
         old = self._batch.state.select(self._columns.schema.names).take(pa.array(unchanged))
         return np.concatenate([changed, unchanged]), pa.concat_tables([states, cast_table(old, states.schema)])
+
+
+def _nan_as_null(values: Values, fields: pa.Schema) -> Values:
+    """Return a state's values with null for NaN in fields that cannot hold it, as Spark stores it.
+
+    pandas has NaN for the null of an integer or boolean column, for example in the key of a group. Texts are left out:
+    Spark stores the text "NaN".
+    """
+    if len(values) != len(fields):
+        return values
+    can_hold_nan = [pa.types.is_floating(kind) or pa.types.is_string(kind) for kind in fields.types]
+    return tuple(
+        None if isinstance(value, float) and isnan(value) and not holds else value
+        for value, holds in zip(values, can_hold_nan, strict=True)
+    )

@@ -253,6 +253,23 @@ def test_state_is_read_back_as_in_spark() -> None:
     assert seen[1][-1].x == 4
 
 
+def test_nan_in_a_field_without_nan_is_stored_as_null() -> None:
+    """NaN, which pandas has for a null integer key, is stored as null, as in Spark. A field that has NaN keeps it."""
+    seen = list[Any]()
+
+    def keep(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        seen.append(state.getOption)
+        state.update((key[0], float("nan"), float("nan"), np.float64("nan")))
+        return iter(())
+
+    with groups(keep, state="part int, ratio double, day date, ok boolean", keys=["part"]) as query:
+        query.feed([row("a")])
+        query.feed([row("a")])
+    (part, ratio, day, ok) = seen[1]
+    assert (part, day, ok) == (None, None, None)
+    assert np.isnan(ratio)
+
+
 def test_a_function_may_return_several_frames() -> None:
     """A function may return several frames as a list, matched by name or by position. Empty frames are skipped."""
 
